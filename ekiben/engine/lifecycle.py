@@ -1,0 +1,274 @@
+"""How versions come and go: load beside the old, switch in one step, drain the old, stop it.
+
+`Model.reconcile` is handed the full set of versions wanted and makes it so. A version that fails to load leaves
+the others as they are and says why in the index.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from msgspec.structs import replace
+
+from ekiben.clock import Clock
+from ekiben.engine.scheduler import Scheduler
+from ekiben.engine.validate import SignatureCheck, check_signature
+from ekiben.errors import EkibenError, InvalidSettings, LoadFailed, NotReady
+from ekiben.metrics import VersionStatistics
+from ekiben.runner.base import Executor, Loaded
+from ekiben.types import ModelSettings, Signature, VersionSource
+
+__all__ = ["LoadedVersion", "Model", "RunnerFactory", "RunnerProcess", "VersionView"]
+
+_LOG: Final = logging.getLogger("ekiben.engine")
+_DEFAULT_MAX_BATCH_SIZE: Final = 64
+_DEATHS_BEFORE_REFUSING: Final = 3
+"""From this many deaths in a row on, requests are refused rather than kept waiting for the next attempt."""
+_UNLOADED: Final = ("UNAVAILABLE", "unloaded")
+_PLATFORMS: Final = {
+    "onnx": "onnxruntime_onnx",
+    "tensorflow": "tensorflow_savedmodel",
+    "torchscript": "pytorch_libtorch",
+}
+
+
+class RunnerProcess(Executor, Protocol):
+    """A runner as the lifecycle uses it (runner.supervisor.Runner). All on the event loop."""
+
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def deaths_in_row(self) -> int: ...
+
+    async def start(self) -> Loaded:
+        """Spawn, load, warm up. Raises LoadFailed with the reason."""
+        ...
+
+    async def stop(self) -> None:
+        """End the process; what is in flight ends as Died."""
+        ...
+
+    def memory_bytes(self) -> int:
+        """Resident set of the process; 0 while it is down."""
+        ...
+
+
+RunnerFactory = Callable[[VersionSource, Callable[[], None]], RunnerProcess]
+"""Makes the runner of a version; the callback is called on the loop whenever `ready` changes."""
+
+
+class VersionView:
+    """What the doors may know of a loaded version. Immutable."""
+
+    def __init__(
+        self, source: VersionSource, settings: ModelSettings, signatures: Mapping[str, Signature], loaded: Loaded
+    ) -> None:
+        self.model: Final = source.model
+        self.version: Final = str(source.version)
+        self.source: Final = source
+        self.settings: Final = settings
+        """With max_batch_size resolved: never None."""
+        self.signatures: Final = signatures
+        """The default one first."""
+        self.default: Final = next(iter(signatures.values()))
+        self.platform: Final = _PLATFORMS.get(settings.runtime, settings.runtime)
+        self.labels: Final = _read_labels(source, settings)
+        """Output name → class labels in order."""
+        self.loaded: Final = loaded
+
+
+class LoadedVersion:
+    """A version that has a runner: what routes point at."""
+
+    def __init__(self, view: VersionView, runner: RunnerProcess, clock: Clock) -> None:
+        self.view = view
+        self.runner = runner
+        self.scheduler = Scheduler(view.model, view.version, view.settings, view.signatures, runner, clock)
+        largest = view.settings.batching.max_batch_size or 0
+        self._checks = {
+            name: SignatureCheck(view.model, name, signature, largest) for name, signature in view.signatures.items()
+        }
+        self._default = self._checks[next(iter(view.signatures))]
+
+    @property
+    def ready(self) -> bool:
+        """Whether its runner is up."""
+        return self.runner.ready
+
+    def check(self, signature: str) -> SignatureCheck:
+        """The checks of one signature; '' is the default. Raises NotFound."""
+        return check_signature(signature, self._checks, self.view.model) if signature else self._default
+
+    def statistics(self) -> VersionStatistics:
+        """Its figures since it was loaded."""
+        return self.scheduler.counters.statistics(self.view.model, self.view.version)
+
+    def runner_changed(self) -> None:
+        """The runner went down or came back: hold, refuse or go on."""
+        if self.runner.ready:
+            self.scheduler.resume()
+        elif self.runner.deaths_in_row >= _DEATHS_BEFORE_REFUSING:
+            self.scheduler.suspend(
+                NotReady(
+                    f"Request for unknown model: '{self.view.model}' version {self.view.version} "
+                    f"is not at ready state: its runner died {self.runner.deaths_in_row} times in a row"
+                )
+            )
+
+
+class Model:
+    """One model's versions: those that are loaded, and why the others are not."""
+
+    def __init__(
+        self,
+        name: str,
+        runner_factory: RunnerFactory,
+        clock: Clock,
+        loads: asyncio.Semaphore,
+        changed: Callable[["Model"], None],
+    ) -> None:
+        """`changed` is called after every change of `loaded`."""
+        self.name = name
+        self.loaded: dict[int, LoadedVersion] = {}
+        self._states: dict[int, tuple[str, str]] = {}
+        """State and reason of versions that are wanted and not loaded, or on their way out."""
+        self._words: dict[str, int] = {}
+        self._runner_factory = runner_factory
+        self._clock = clock
+        self._loads = loads
+        self._changed = changed
+        self._lock = asyncio.Lock()
+
+    def ready(self) -> bool:
+        """Whether every wanted version answers."""
+        return bool(self.loaded) and not self._states and all(version.ready for version in self.loaded.values())
+
+    def wanted(self) -> bool:
+        """Whether any version is loaded, loading or failed."""
+        on_the_way_out = (_UNLOADED, ("UNLOADING", ""))
+        return bool(self.loaded) or any(state not in on_the_way_out for state in self._states.values())
+
+    def state(self, version: str) -> str | None:
+        """State and reason of a version that is not loaded, by number or word; None: not known."""
+        number = self._words.get(version, int(version) if version.isdecimal() else -1)
+        if number not in self._states:
+            return None
+        return ": ".join(filter(None, self._states[number]))
+
+    def index(self) -> list[tuple[str, str, str]]:
+        """(version, state, reason) of every version known, ascending."""
+        lines = {
+            number: ("READY", "") if version.ready else ("UNAVAILABLE", "its runner is restarting")
+            for number, version in self.loaded.items()
+        }
+        return [(str(number), *line) for number, line in sorted({**lines, **self._states}.items())]
+
+    async def reconcile(self, wanted: Sequence[VersionSource]) -> None:
+        """Make `wanted` so; returns when every version of it is loaded or has failed, and the others are gone."""
+        async with self._lock:
+            self._words = {source.word: source.version for source in wanted if source.word}
+            self._states = {}
+            new = [source for source in wanted if self._differs(source)]
+            for source in new:
+                self._states[source.version] = ("LOADING", "")
+            await asyncio.gather(*(self._load(source) for source in new))
+            numbers = {source.version for source in wanted}
+            await asyncio.gather(*(self._unload(number) for number in list(self.loaded) if number not in numbers))
+
+    async def stop(self) -> None:
+        """End every runner without draining."""
+        loaded = list(self.loaded.values())
+        self.loaded.clear()
+        await asyncio.gather(*(version.runner.stop() for version in loaded))
+
+    def _differs(self, source: VersionSource) -> bool:
+        loaded = self.loaded.get(source.version)
+        return loaded is None or loaded.view.source != source
+
+    async def _load(self, source: VersionSource) -> None:
+        version: list[LoadedVersion] = []
+        runner = self._runner_factory(source, lambda: version[0].runner_changed() if version else None)
+        try:
+            async with self._loads:
+                loaded = await runner.start()
+            signatures = _default_first(loaded.signatures)
+            settings = _resolve(source, signatures)
+            version.append(LoadedVersion(VersionView(source, settings, signatures, loaded), runner, self._clock))
+        except EkibenError as error:
+            await runner.stop()
+            self._states[source.version] = ("UNAVAILABLE", str(error))
+            _LOG.error("model '%s' version %d failed to load: %s", self.name, source.version, error)
+            return
+        except BaseException:
+            await runner.stop()
+            raise
+        old = self.loaded.get(source.version)
+        self.loaded[source.version] = version[0]
+        del self._states[source.version]
+        self._changed(self)
+        _LOG.info("model '%s' version %d is ready after %.1f s", self.name, source.version, loaded.load_seconds)
+        if old is not None:
+            await _retire(old)
+
+    async def _unload(self, number: int) -> None:
+        version = self.loaded.pop(number)
+        self._states[number] = ("UNLOADING", "")
+        self._changed(self)
+        await _retire(version)
+        self._states[number] = _UNLOADED
+        _LOG.info("model '%s' version %d is unloaded", self.name, number)
+
+
+async def _retire(version: LoadedVersion) -> None:
+    await version.scheduler.drain()
+    await version.runner.stop()
+
+
+def _default_first(signatures: Mapping[str, Signature]) -> dict[str, Signature]:
+    default = "serving_default" if "serving_default" in signatures else next(iter(signatures))
+    return {default: signatures[default], **signatures}
+
+
+def _resolve(source: VersionSource, signatures: Mapping[str, Signature]) -> ModelSettings:
+    """Settings with max_batch_size decided. Raises InvalidSettings where it contradicts the signature."""
+    settings = source.settings
+    specs = [
+        (kind, spec)
+        for signature in signatures.values()
+        for kind, spec in [
+            *(("input", spec) for spec in signature.inputs),
+            *(("output", spec) for spec in signature.outputs),
+        ]
+    ]
+    size = settings.batching.max_batch_size
+    fixed = [(kind, spec) for kind, spec in specs if not spec.shape or spec.shape[0] != -1]
+    if size is None:
+        size = 0 if fixed else _DEFAULT_MAX_BATCH_SIZE
+    elif size and fixed:
+        kind, spec = fixed[0]
+        raise InvalidSettings(
+            f"model '{source.model}' version {source.version}: max_batch_size is {size}, but {kind} '{spec.name}' has "
+            f"shape {list(spec.shape)}, which does not lead with a variable batch dimension; set max_batch_size to 0"
+        )
+    return _with_max_batch_size(settings, size)
+
+
+def _with_max_batch_size(settings: ModelSettings, size: int) -> ModelSettings:
+    return replace(settings, batching=replace(settings.batching, max_batch_size=size))
+
+
+def _read_labels(source: VersionSource, settings: ModelSettings) -> dict[str, tuple[str, ...]]:
+    labels: dict[str, tuple[str, ...]] = {}
+    for output, name in settings.labels.items():
+        path = next(
+            (folder / name for folder in (Path(source.path), Path(source.path).parent) if (folder / name).is_file()),
+            None,
+        )
+        if path is None:
+            raise LoadFailed(f"model '{source.model}': the label file '{name}' of output '{output}' is not there")
+        labels[output] = tuple(path.read_text(encoding="utf-8").splitlines())
+    return labels

@@ -1,0 +1,285 @@
+"""Moves requests of one version from its queue through its runner to their callers.
+
+Everything happens on the event loop, without a lock and without a task per request:
+
+    offer ─► Queue ─► _kick (once per loop turn) ─► Executor.submit ─► _done ─► the callers' futures
+                        ▲ an instance is free, a deadline came, the runner is back
+
+A batch that raises is run again one request at a time, so that only the guilty one fails. Requests whose
+runner died are run again once, each alone on an otherwise idle runner: what kills a runner twice is to blame,
+and no neighbour can be hit twice by the same killer.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from ekiben.clock import Clock
+from ekiben.engine.batch import collate, split
+from ekiben.engine.queue import Entry, Queue
+from ekiben.errors import (
+    Cancelled,
+    EkibenError,
+    ExecutionTimeout,
+    InferenceFailed,
+    NotReady,
+    QueueFull,
+    QueueTimeout,
+    RunnerDied,
+)
+from ekiben.metrics import VersionCounters
+from ekiben.runner.base import Batch, Died, Executed, Executor, Outcome, Raised, Slot
+from ekiben.types import ModelSettings, Request, Response, Signature
+
+__all__ = ["Scheduler"]
+
+_LOG: Final = logging.getLogger("ekiben.engine")
+_OVERLAP_SECONDS: Final = 0.001
+"""Below this compute time a second batch is handed over while one runs, since the hop then costs more than what
+could still gather; above it, only when the second batch is full."""
+_SWEEP_SECONDS: Final = 0.1
+"""A full queue looks for cancelled entries at most this often, so that refusing stays cheap."""
+
+
+class Scheduler:
+    """The queue, the runner and the counters of one loaded version."""
+
+    def __init__(
+        self,
+        model: str,
+        version: str,
+        settings: ModelSettings,
+        signatures: Mapping[str, Signature],
+        executor: Executor,
+        clock: Clock,
+    ) -> None:
+        """The first of `signatures` is the default one; `settings.batching.max_batch_size` is resolved."""
+        self.counters = VersionCounters()
+        self.in_flight = 0
+        """Batches handed to the runner and not answered yet."""
+        self._model = model
+        self._version = version
+        self._settings = settings
+        self._signatures = signatures
+        self._executor = executor
+        self._clock = clock
+        self._batched = bool(settings.batching.max_batch_size)
+        self._queue = Queue(model, settings.batching)
+        self._singles: deque[Entry] = deque()
+        """Requests to run alone because their batch raised."""
+        self._suspects: deque[Entry] = deque()
+        """Requests to run alone on an idle runner because a runner died under them."""
+        self._busy: dict[int, int] = {}
+        """Batches in flight by instance."""
+        self._suspect_running = False
+        self._compute_seconds = 0.0
+        self._swept = 0.0
+        self._kicked = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._refusal: EkibenError | None = None
+        self._drained: asyncio.Event | None = None
+        self._default = next(iter(signatures))
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def queue_rows(self) -> int:
+        """Rows that wait for a batch."""
+        return self._queue.rows + len(self._singles) + len(self._suspects)
+
+    def offer(self, request: Request, rows: int, key: Hashable) -> asyncio.Future[Response]:
+        """Queue an admitted request. The future ends with a response or an EkibenError; cancelling it frees the place.
+
+        Raises QueueFull, and NotReady once the version is draining.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        now = self._clock.monotonic()
+        future: asyncio.Future[Response] = self._loop.create_future()
+        entry = Entry(request, rows, key, now, future)
+        try:
+            self._queue.offer(entry)
+        except QueueFull:
+            if now - self._swept < _SWEEP_SECONDS:
+                self.counters.failed[QueueFull.reason] += 1
+                raise
+            self._swept = now
+            self._cancel(self._queue.sweep())
+            try:
+                self._queue.offer(entry)
+            except QueueFull:
+                self.counters.failed[QueueFull.reason] += 1
+                raise
+        if not self._kicked:
+            self._kicked = True
+            self._loop.call_soon(self._kick)
+        return future
+
+    def kick(self) -> None:
+        """Look for work soon: the runner has come back, or a deadline has passed."""
+        if not self._kicked:
+            self._kicked = True
+            self._loop.call_soon(self._kick)
+
+    async def drain(self) -> None:
+        """Refuse new requests from now on and return once all that was accepted is answered."""
+        self._refusal = NotReady(
+            f"Request for unknown model: '{self._model}' version {self._version} is not at ready state: it is unloading"
+        )
+        if self._pending():
+            self._drained = asyncio.Event()
+            await self._drained.wait()
+
+    def suspend(self, error: EkibenError) -> None:
+        """Nothing can run for a while: answer what waits with `error`, and refuse with it until `resume`."""
+        self._refusal = error
+        for entry in [*self._queue.drain(), *self._singles, *self._suspects]:
+            self._fail(entry, error)
+        self._singles.clear()
+        self._suspects.clear()
+        self.kick()
+
+    def resume(self) -> None:
+        """The runner is back."""
+        if self._drained is None:
+            self._refusal = None
+        self.kick()
+
+    def _pending(self) -> bool:
+        return bool(len(self._queue) or self._singles or self._suspects or self.in_flight)
+
+    def _kick(self) -> None:
+        self._kicked = False
+        now = self._clock.monotonic()
+        for entry in self._queue.expire(now):
+            self._expire(entry)
+        while not self._suspect_running and (slot := self._executor.idle()) is not None:
+            if self._suspects:
+                if self.in_flight or not self._run_alone(slot, self._suspects, suspect=True):
+                    break
+            elif self._singles:
+                self._run_alone(slot, self._singles, suspect=False)
+            elif not self._run_batch(slot, now):
+                break
+        self._plan(now)
+
+    def _run_alone(self, slot: Slot, waiting: deque[Entry], *, suspect: bool) -> bool:
+        while waiting:
+            entry = waiting.popleft()
+            if not entry.alive():
+                self._cancel([entry])
+                continue
+            self._suspect_running = suspect
+            self._submit(slot, [entry], "retry")
+            return True
+        return False
+
+    def _run_batch(self, slot: Slot, now: float) -> bool:
+        if self._busy.get(slot.instance) and self._compute_seconds > _OVERLAP_SECONDS and not self._queue.full():
+            return False
+        taken = self._queue.take(now)
+        if taken.cancelled:
+            self._cancel(taken.cancelled)
+        for entry in taken.expired:
+            self._expire(entry)
+        if not taken.entries:
+            return False
+        self._submit(slot, taken.entries, taken.reason)
+        return True
+
+    def _submit(self, slot: Slot, entries: list[Entry], reason: str) -> None:
+        name = entries[0].request.signature or self._default
+        batch = collate(entries, name, self._signatures[name])
+        self.counters.released[reason] += 1
+        self.in_flight += 1
+        self._busy[slot.instance] = self._busy.get(slot.instance, 0) + 1
+        self._executor.submit(slot, batch, partial(self._done, slot.instance, entries, batch))
+
+    def _done(self, instance: int, entries: list[Entry], batch: Batch, outcome: Outcome) -> None:
+        self.in_flight -= 1
+        self._busy[instance] -= 1
+        self._suspect_running = False
+        match outcome:
+            case Executed():
+                self._answer(entries, batch, outcome)
+            case Raised(message):
+                self._raised(entries, message)
+            case Died(reason, timed_out):
+                self._died(entries, reason, timed_out)
+        if not self._kicked:
+            self._kicked = True
+            self._loop.call_soon(self._kick)
+
+    def _answer(self, entries: list[Entry], batch: Batch, outcome: Executed) -> None:
+        try:
+            answers = split(entries, batch, self._signatures[batch.signature], outcome.outputs, self._batched)
+        except InferenceFailed as error:
+            self._raised(entries, str(error))
+            return
+        now = self._clock.monotonic()
+        counters = self.counters
+        total = waited = 0.0
+        rows = answered = 0
+        for entry, outputs in zip(entries, answers, strict=True):
+            rows += entry.rows
+            if entry.future.done():
+                counters.failed[Cancelled.reason] += 1
+                continue
+            entry.future.set_result(Response(self._model, self._version, outputs))
+            answered += 1
+            total += now - entry.arrived
+            waited += entry.taken - entry.arrived
+        counters.executed(rows, outcome.input_ns, outcome.compute_ns, outcome.output_ns)
+        counters.succeeded += answered
+        counters.succeeded_ns += int(total * 1e9)
+        counters.queue_ns += int(waited * 1e9)
+        counters.last_inference_ms = int(self._clock.epoch() * 1000)
+        self._compute_seconds += (outcome.compute_ns / 1e9 - self._compute_seconds) * 0.2
+
+    def _raised(self, entries: Sequence[Entry], message: str) -> None:
+        if len(entries) > 1:
+            self._singles.extend(entries)
+            return
+        self._fail(entries[0], InferenceFailed(f"model '{self._model}' version {self._version} failed: {message}"))
+
+    def _died(self, entries: Sequence[Entry], reason: str, timed_out: bool) -> None:
+        where = f"model '{self._model}' version {self._version}"
+        for entry in entries:
+            if timed_out and len(entries) == 1:
+                limit = self._settings.execution_timeout_ms
+                self._fail(entry, ExecutionTimeout(f"{where} ran longer than execution_timeout_ms {limit:g}"))
+            elif entry.retried:
+                self._fail(entry, RunnerDied(f"{where}: the runner died twice under this request: {reason}"))
+            else:
+                entry.retried = True
+                self._suspects.append(entry)
+        _LOG.warning("%s: the runner died with %d requests in flight: %s", where, len(entries), reason)
+
+    def _fail(self, entry: Entry, error: EkibenError) -> None:
+        self.counters.failed[error.reason] += 1
+        self.counters.failed_ns += int((self._clock.monotonic() - entry.arrived) * 1e9)
+        if not entry.future.done():
+            entry.future.set_exception(error)
+
+    def _cancel(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self._fail(entry, Cancelled("the caller went away"))
+            if not entry.future.cancelled():
+                entry.future.exception()  # nobody may be there to look at it
+
+    def _expire(self, entry: Entry) -> None:
+        limit = self._settings.batching.timeout_us
+        self._fail(entry, QueueTimeout(f"model '{self._model}': Request timeout expired: it waited over {limit} µs"))
+
+    def _plan(self, now: float) -> None:
+        """Set the timer for the queue's next deadline, and say so when nothing is left to do."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self._queue.next_event(now)
+        if due != float("inf"):
+            self._timer = self._loop.call_later(due - now, self.kick)
+        elif self._drained is not None and not self._pending():
+            self._drained.set()

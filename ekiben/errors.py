@@ -1,0 +1,157 @@
+"""Every error a caller can meet, as one tree.
+
+EkibenError
+├── InvalidRequest         the caller's mistake: names, dtypes, shapes, bytes, parameters
+│   └── TooLarge           over a limit that a setting names
+├── NotFound               no such model, version, label or signature
+├── Unavailable            could work later
+│   ├── NotReady           known, but no version is loaded yet (or it is draining)
+│   ├── QueueFull          the version's queue is at its bound
+│   ├── QueueTimeout       waited longer than the request or the model allows
+│   └── RunnerDied         the runner ended under the request, and again under its retry
+├── Unsupported            valid, but this server or model cannot do it
+├── Cancelled              the caller went away
+├── InferenceFailed        the model raised for this very request
+│   └── ExecutionTimeout   the model ran longer than its limit; its runner was ended
+└── LoadFailed             a version could not be loaded
+    └── InvalidSettings    a setting or a model's configuration is wrong
+
+The codes are our own. Doors map them to HTTP and gRPC by one table (doors/status.py). A message names the
+model, the version and the offending value; text of unexpected exceptions stays in the log.
+"""
+
+from enum import StrEnum
+from typing import ClassVar
+
+__all__ = [
+    "Cancelled",
+    "Code",
+    "EkibenError",
+    "ExecutionTimeout",
+    "InferenceFailed",
+    "InvalidRequest",
+    "InvalidSettings",
+    "LoadFailed",
+    "NotFound",
+    "NotReady",
+    "QueueFull",
+    "QueueTimeout",
+    "RunnerDied",
+    "TooLarge",
+    "Unavailable",
+    "Unsupported",
+]
+
+
+class Code(StrEnum):
+    """What kind of failure it is, independent of any protocol."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    UNAVAILABLE = "UNAVAILABLE"
+    UNSUPPORTED = "UNSUPPORTED"
+    CANCELLED = "CANCELLED"
+    INTERNAL = "INTERNAL"
+
+
+class EkibenError(Exception):
+    """Base of all errors whose message may be shown to a caller."""
+
+    code: ClassVar[Code] = Code.INTERNAL
+    reason: ClassVar[str] = "internal"
+    """The value of the `reason` label in the failure metric."""
+
+    @property
+    def message(self) -> str:
+        """The text for the caller."""
+        return str(self)
+
+
+class InvalidRequest(EkibenError):
+    """The request itself is wrong; sending it again cannot help."""
+
+    code = Code.INVALID_ARGUMENT
+    reason = "invalid"
+
+
+class TooLarge(InvalidRequest):
+    """The request is over a limit; the message names the limit and its setting."""
+
+    reason = "too_large"
+
+
+class NotFound(EkibenError):
+    """No such model, version, label or signature."""
+
+    code = Code.NOT_FOUND
+    reason = "not_found"
+
+
+class Unavailable(EkibenError):
+    """The same request may succeed later."""
+
+    code = Code.UNAVAILABLE
+    reason = "unavailable"
+
+
+class NotReady(Unavailable):
+    """The model is known, but no version of it can answer now."""
+
+    reason = "not_ready"
+
+
+class QueueFull(Unavailable):
+    """Refused on arrival: the version's queue holds `max_queue_rows` rows already."""
+
+    reason = "queue_full"
+
+
+class QueueTimeout(Unavailable):
+    """The request waited in the queue longer than its timeout."""
+
+    reason = "queue_timeout"
+
+
+class RunnerDied(Unavailable):
+    """The runner ended while it held the request, and again when the request was retried alone."""
+
+    reason = "runner_died"
+
+
+class Unsupported(EkibenError):
+    """Understood, but not something this server or model can do."""
+
+    code = Code.UNSUPPORTED
+    reason = "unsupported"
+
+
+class Cancelled(EkibenError):
+    """The caller went away before the answer was ready."""
+
+    code = Code.CANCELLED
+    reason = "cancelled"
+
+
+class InferenceFailed(EkibenError):
+    """The model raised while it ran this request alone."""
+
+    reason = "model_failed"
+
+
+class ExecutionTimeout(InferenceFailed):
+    """The model ran this request longer than `execution_timeout_ms`; its runner was ended and replaced."""
+
+    reason = "execution_timeout"
+
+
+class LoadFailed(EkibenError):
+    """A model version could not be loaded; the message says why."""
+
+    reason = "load_failed"
+
+
+class InvalidSettings(LoadFailed):
+    """A setting, an option or a model's configuration is wrong; the message names it and its value."""
+
+    code = Code.INVALID_ARGUMENT
+    reason = "invalid_settings"

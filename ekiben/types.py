@@ -1,0 +1,216 @@
+"""The nouns every room speaks: tensors and their signature, request and response, what a repository says.
+
+Tensors are numpy arrays. A BYTES tensor is an array of dtype object that holds `bytes`. BF16 is
+`ml_dtypes.bfloat16`. Arrays in a Request may be read-only views of received bytes; nobody writes to them.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+import ml_dtypes
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ekiben.errors import InvalidSettings
+
+__all__ = [
+    "DATATYPES",
+    "Batching",
+    "Catalogue",
+    "Infer",
+    "Instances",
+    "ModelSettings",
+    "ModelSource",
+    "Parameter",
+    "Request",
+    "Response",
+    "Signature",
+    "Tensor",
+    "TensorSpec",
+    "VersionSource",
+    "datatype_of",
+]
+
+Tensor: TypeAlias = NDArray[Any]
+Parameter: TypeAlias = bool | int | float | str
+
+DATATYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BYTES": np.dtype(np.object_),
+}
+"""Open Inference Protocol datatype → numpy dtype."""
+
+_NAMES: Final = {dtype: name for name, dtype in DATATYPES.items()}
+
+
+def datatype_of(array: Tensor) -> str:
+    """The protocol's name of an array's dtype; numpy text and byte strings count as BYTES.
+
+    Raises InvalidSettings for a dtype that the protocol has no name for (complex, datetime, …).
+    """
+    if array.dtype.kind in "SU":
+        return "BYTES"
+    try:
+        return _NAMES[array.dtype.newbyteorder("=")]
+    except KeyError:
+        raise InvalidSettings(f"dtype '{array.dtype}' has no datatype in the Open Inference Protocol") from None
+
+
+class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One named input or output. `shape` is the full shape, batch dimension included; -1 is any size."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+    """An input that a request may leave out."""
+
+    def __post_init__(self) -> None:
+        if self.datatype not in DATATYPES:
+            raise InvalidSettings(f"tensor '{self.name}' has unknown datatype '{self.datatype}'")
+        if any(size < -1 for size in self.shape):
+            raise InvalidSettings(f"tensor '{self.name}' has a dimension below -1: {list(self.shape)}")
+
+
+class Signature(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Named inputs and outputs of one way to call a model."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class Batching(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How requests for one version are put together.
+
+    `max_batch_size` 0 means that the model has no batch dimension and every request runs alone; None lets the
+    loader decide from the signature (every tensor leads with -1: 64, else 0). `max_delay_us` 0 takes what has
+    gathered while the instance was busy. `timeout_us` 0 means no limit. `target_latency_ms` is kept for the
+    adaptive policy; until then it means no delay.
+    """
+
+    max_batch_size: int | None = None
+    max_delay_us: int = 0
+    preferred_sizes: tuple[int, ...] = ()
+    max_queue_rows: int = 4096
+    timeout_us: int = 0
+    policy: str = "fixed"
+    target_latency_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_size", "max_delay_us", "timeout_us"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InvalidSettings(f"batching.{name} must be 0 or more, got {value}")
+        if self.max_queue_rows < 1:
+            raise InvalidSettings(f"batching.max_queue_rows must be 1 or more, got {self.max_queue_rows}")
+        if any(size < 1 for size in self.preferred_sizes):
+            raise InvalidSettings(f"batching.preferred_sizes must be 1 or more, got {list(self.preferred_sizes)}")
+        if self.policy != "fixed":
+            raise InvalidSettings(f"batching.policy must be 'fixed', got '{self.policy}'")
+        if self.target_latency_ms is not None and self.target_latency_ms <= 0:
+            raise InvalidSettings(f"batching.target_latency_ms must be over 0, got {self.target_latency_ms}")
+
+
+class Instances(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """`count` executors on one device: `auto`, `cpu` or `gpu:N`. `threads` 0: usable cores over all instances."""
+
+    device: str = "auto"
+    count: int = 1
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        kind, _, index = self.device.partition(":")
+        if not (self.device in ("auto", "cpu") or (kind == "gpu" and index.isdigit())):
+            raise InvalidSettings(f"instances.device must be 'auto', 'cpu' or 'gpu:N', got '{self.device}'")
+        if self.count < 1:
+            raise InvalidSettings(f"instances.count must be 1 or more, got {self.count}")
+        if self.threads < 0:
+            raise InvalidSettings(f"instances.threads must be 0 or more, got {self.threads}")
+
+
+class ModelSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What `model.yaml` says, resolved. `version_policy` is 'latest:N', 'all' or a list of versions."""
+
+    runtime: str = ""
+    """A name from runtimes.table; '' lets the repository detect it from the files."""
+    file: str = ""
+    """The model's file inside its version folder, where more than one would do."""
+    batching: Batching = Batching()
+    instances: tuple[Instances, ...] = (Instances(),)
+    signatures: dict[str, Signature] = {}
+    """Declared signatures by name; 'serving_default' is the default one. Empty: the runtime reads the model."""
+    labels: dict[str, str] = {}
+    """Output name → file with one class label a line, beside the model."""
+    preprocess: dict[str, Any] | None = None
+    """Declaration for ekiben.preprocess; kept as plain data here."""
+    version_policy: str | tuple[int, ...] = "latest:1"
+    execution_timeout_ms: float = 60_000.0
+    """A batch that runs longer ends its runner. 0: no limit."""
+    load_timeout_ms: float = 300_000.0
+    parameters: dict[str, Parameter] = {}
+    """Runtime-specific options."""
+
+
+class VersionSource(msgspec.Struct, frozen=True):
+    """One version that a repository wants loaded."""
+
+    model: str
+    version: int
+    path: str
+    """Folder of this version's files."""
+    settings: ModelSettings
+    word: str = ""
+    """The repository's own name for it where that is not the integer (a Bento store version)."""
+
+
+class ModelSource(msgspec.Struct, frozen=True):
+    """What a repository says of one model: the versions wanted by its policy, or why it cannot be read."""
+
+    name: str
+    versions: tuple[VersionSource, ...] = ()
+    error: str = ""
+
+
+Catalogue: TypeAlias = Mapping[str, ModelSource]
+"""The full set a repository wants; a model left out is to be unloaded."""
+
+
+class Request(msgspec.Struct, gc=False):
+    """One inference request, as every door hands it to the engine."""
+
+    model: str
+    inputs: dict[str, Tensor]
+    version: str = ""
+    """'' is the policy's default; else an integer as text, or the repository's word."""
+    id: str = ""
+    outputs: tuple[str, ...] = ()
+    """Names of the outputs wanted; () is all."""
+    parameters: dict[str, Parameter] = {}
+    signature: str = ""
+    """'' is the model's default signature."""
+    alive: Callable[[], bool] | None = None
+    """Says whether the caller still waits; asked before the request costs anything. None: always."""
+
+
+class Response(msgspec.Struct, gc=False):
+    """The answer. Outputs are in the order asked for, else in the signature's. The arrays are the caller's."""
+
+    model: str
+    version: str
+    outputs: dict[str, Tensor]
+
+
+Infer: TypeAlias = Callable[[Request], Awaitable[Response]]

@@ -1,0 +1,343 @@
+"""The engine over fake runners: routing, states, readiness, explicit control, checks of requests."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ekiben.engine.engine import Engine, IndexEntry
+from ekiben.errors import InvalidRequest, LoadFailed, NotFound, NotReady, Unavailable
+from ekiben.runner.base import Batch, Done, Executed, Loaded, Slot
+from ekiben.testing import FakeExecutor, ManualClock
+from ekiben.types import (
+    Batching,
+    Catalogue,
+    ModelSettings,
+    ModelSource,
+    Request,
+    Signature,
+    TensorSpec,
+    VersionSource,
+)
+
+ADD = Signature(
+    inputs=(TensorSpec("a", "FP32", (-1, 4)), TensorSpec("b", "FP32", (-1, 4), optional=True)),
+    outputs=(TensorSpec("sum", "FP32", (-1, 4)),),
+)
+
+
+class FakeRunner(FakeExecutor):
+    """A runner that answers a + version at once."""
+
+    def __init__(self, source: VersionSource, changed: Callable[[], None], signature: Signature) -> None:
+        super().__init__()
+        self.source = source
+        self.changed = changed
+        self.signature = signature
+        self.ready = False
+        self.restarts = 0
+        self.deaths_in_row = 0
+        self.stopped = False
+
+    async def start(self) -> Loaded:
+        await asyncio.sleep(0)
+        if self.source.path == "broken":
+            raise LoadFailed("the file is damaged")
+        self.ready = True
+        return Loaded({"other": self.signature, "serving_default": self.signature}, ["cpu"], 0.1, 1)
+
+    async def stop(self) -> None:
+        self.stopped = True
+        self.ready = False
+
+    def memory_bytes(self) -> int:
+        return 1
+
+    def submit(self, slot: Slot, batch: Batch, done: Done) -> None:
+        super().submit(slot, batch, done)
+        asyncio.get_running_loop().call_soon(self._answer)
+
+    def _answer(self) -> None:
+        batch = self.running[0][1]
+        array = np.concatenate([*batch.inputs[0].parts]) + self.source.version
+        self.complete(Executed(dict.fromkeys(batch.outputs, array), 1, 1, 1))
+
+    def fall(self, deaths: int) -> None:
+        self.ready, self.up, self.deaths_in_row = False, False, deaths
+        self.changed()
+
+    def rise(self) -> None:
+        self.ready = self.up = True
+        self.changed()
+
+
+class House:
+    """An engine whose repository is a dict that the test may change."""
+
+    def __init__(self, **options: Any) -> None:
+        self.repository: dict[str, ModelSource] = {}
+        self.runners: dict[tuple[str, int], FakeRunner] = {}
+        self.signature = ADD
+        self.engine = Engine(self.scan, self.runner, ManualClock(), **options)
+
+    def scan(self) -> Catalogue:
+        return dict(self.repository)
+
+    def runner(self, source: VersionSource, changed: Callable[[], None]) -> FakeRunner:
+        made = self.runners[source.model, source.version] = FakeRunner(source, changed, self.signature)
+        return made
+
+    def put(self, model: str, *versions: int, path: str = "", **settings: Any) -> None:
+        self.repository[model] = ModelSource(
+            model, tuple(VersionSource(model, version, path, ModelSettings(**settings)) for version in versions)
+        )
+
+    async def ask(self, model: str, version: str = "", value: float = 0, **request: Any) -> Any:
+        inputs = request.pop("inputs", {"a": np.full((1, 4), value, np.float32)})
+        response = await self.engine.infer(Request(model, inputs, version=version, **request))
+        return response.version, float(response.outputs["sum"][0, 0])
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(test())  # type: ignore[arg-type]  # a coroutine function, seen as an Awaitable
+
+
+def test_a_request_goes_to_the_version_it_names_or_to_the_highest() -> None:
+    async def test() -> None:
+        house = House()
+        house.put("m", 2, 10)
+        house.repository["w"] = ModelSource("w", (VersionSource("w", 1, "", ModelSettings(), word="kbnv"),))
+        await house.engine.start()
+        assert await house.ask("m") == ("10", 10)
+        assert await house.ask("m", "2") == ("2", 2)
+        assert await house.ask("w", "kbnv") == ("1", 1)
+        assert await house.ask("m", signature="other") == ("10", 10)
+        assert house.engine.ready_versions("m") == ["2", "10"]
+        assert house.engine.models() == ["m", "w"]
+        for arguments, words in [
+            (("zzz", ""), "Request for unknown model: 'zzz' is not found"),
+            (("m", "3"), "Request for unknown model: 'm' version 3 is not found"),
+        ]:
+            with pytest.raises(NotFound, match=words):
+                await house.ask(arguments[0], arguments[1])
+        with pytest.raises(NotFound, match="no signature 'zzz'; it has"):
+            await house.ask("m", signature="zzz")
+        assert house.engine.unrouted == {"not_found": 2}
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({}, r"expected 2 inputs but got 0 .* 'm'. Got input\(s\) \[\], but missing required input\(s\) \['a'\]"),
+        ({"a": np.zeros((1, 4)), "z": np.zeros((1, 4))}, "unexpected inference input 'z' for model 'm'"),
+        ({"a": np.zeros((1, 4))}, "inference input 'a' data-type is 'FP64', but model 'm' expects 'FP32'"),
+        ({"a": np.zeros((1, 5), np.float32)}, r"unexpected shape for input 'a' .* Expected \[-1,4\], got \[1,5\]"),
+        ({"a": np.zeros((4,), np.float32)}, r"unexpected shape for input 'a' .* got \[4\]"),
+        ({"a": np.zeros((1, 4, 1), np.float32)}, r"unexpected shape for input 'a' .* got \[1,4,1\]"),
+        ({"a": np.zeros((9, 4), np.float32)}, "inference request batch-size must be <= 8 for 'm'"),
+        (
+            {"a": np.zeros((1, 4), np.float32), "b": np.zeros((2, 4), np.float32)},
+            "input 'b' batch size does not match other inputs for 'm'",
+        ),
+    ],
+)
+def test_a_request_is_checked_against_the_signature(inputs: dict[str, Any], words: str) -> None:
+    async def test() -> None:
+        house = House()
+        house.put("m", 1, batching=Batching(max_batch_size=8))
+        await house.engine.start()
+        with pytest.raises(InvalidRequest, match=words):
+            await house.ask("m", inputs=inputs)
+        with pytest.raises(InvalidRequest, match="unexpected inference output 'zzz' for model 'm'"):
+            await house.ask("m", outputs=("zzz",))
+        assert await house.ask("m") == ("1", 1)
+        assert house.engine.statistics("m")[0].fail.count == 2
+
+    run(test)
+
+
+def test_requests_with_and_without_an_optional_input_do_not_ride_together() -> None:
+    async def test() -> None:
+        house = House()
+        house.put("m", 1)
+        await house.engine.start()
+        a = np.zeros((1, 4), np.float32)
+        await asyncio.gather(*(house.ask("m", inputs=each) for each in ({"a": a}, {"a": a, "b": a}, {"a": a})))
+        assert [len(batch.inputs[0].parts) for batch in house.runners["m", 1].batches] == [2, 1]
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("shape", "declared", "resolved"),
+    [
+        ((-1, 4), None, 64),
+        ((-1, 4), 16, 16),
+        ((-1, 4), 0, 0),
+        ((2, 4), None, 0),
+        ((), None, 0),
+        ((2, 4), 8, "max_batch_size is 8, but input 'a' has shape"),
+    ],
+)
+def test_the_batch_size_is_resolved_from_the_signature(
+    shape: tuple[int, ...], declared: int | None, resolved: int | str
+) -> None:
+    async def test() -> None:
+        house = House()
+        house.signature = Signature((TensorSpec("a", "FP32", shape),), (TensorSpec("sum", "FP32", shape),))
+        house.put("m", 1, batching=Batching(max_batch_size=declared))
+        await house.engine.start()
+        if isinstance(resolved, str):
+            assert resolved in house.engine.index()[0].reason
+            assert house.runners["m", 1].stopped
+        else:
+            assert house.engine.version("m").settings.batching.max_batch_size == resolved
+
+    run(test)
+
+
+def test_a_model_that_fails_says_why_and_hurts_no_other() -> None:
+    async def test() -> None:
+        house = House()
+        house.put("good", 1)
+        house.put("bad", 1, path="broken")
+        house.repository["unreadable"] = ModelSource("unreadable", error="config.pbtxt: no such key")
+        assert not house.engine.ready()
+        await house.engine.start()
+        assert house.engine.index() == [
+            IndexEntry("bad", "1", "UNAVAILABLE", "the file is damaged"),
+            IndexEntry("good", "1", "READY"),
+            IndexEntry("unreadable", "", "UNAVAILABLE", "config.pbtxt: no such key"),
+        ]
+        assert house.engine.index(only_ready=True) == [IndexEntry("good", "1", "READY")]
+        assert house.engine.ready()
+        assert house.engine.model_ready("good")
+        assert not house.engine.model_ready("bad")
+        with pytest.raises(NotReady, match="'bad' has no available versions: version 1 is UNAVAILABLE: the file is"):
+            await house.ask("bad")
+
+    run(test)
+
+
+def test_readiness() -> None:
+    async def test() -> None:
+        empty, strict = House(), House(strict_readiness=True)
+        strict.put("good", 1)
+        strict.put("bad", 1, path="broken")
+        nothing_named, named = House(explicit=True), House(explicit=True, load_models=("m",))
+        for house in (empty, strict, nothing_named, named):
+            assert not house.engine.ready()
+            await house.engine.start()
+        assert not empty.engine.ready()
+        assert not strict.engine.ready()
+        assert nothing_named.engine.ready()
+        assert not named.engine.ready()
+        assert named.engine.index() == [IndexEntry("m", "", "UNAVAILABLE", "the repository has no such model")]
+
+    run(test)
+
+
+def test_explicit_control() -> None:
+    async def test() -> None:
+        house = House(explicit=True, load_models=("a",))
+        house.put("a", 1)
+        house.put("b", 1)
+        await house.engine.start()
+        assert house.engine.index() == [IndexEntry("a", "1", "READY"), IndexEntry("b")]
+        with pytest.raises(NotFound, match="unknown model: 'b' is not found"):
+            await house.ask("b")
+        await house.engine.load("b")
+        await house.engine.load("b")
+        assert await house.ask("b") == ("1", 1)
+        house.put("b", 2)
+        await house.engine.load("b")
+        assert await house.ask("b") == ("2", 2)
+        assert house.engine.ready_versions("b") == ["2"]
+        assert house.runners["b", 1].stopped
+        await house.engine.unload("b")
+        await house.engine.unload("never heard of")
+        with pytest.raises(NotFound, match="unknown model: 'b' is not found"):
+            await house.ask("b")
+        assert house.runners["b", 2].stopped
+        with pytest.raises(LoadFailed, match="failed to load 'zzz', failed to poll from model repository"):
+            await house.engine.load("zzz")
+        house.put("b", 3, path="broken")
+        with pytest.raises(LoadFailed, match="failed to load 'b', no version is available: the file is damaged"):
+            await house.engine.load("b")
+
+    run(test)
+
+
+def test_a_load_that_fails_leaves_the_version_that_serves() -> None:
+    async def test() -> None:
+        house = House(explicit=True, load_models=("m",))
+        house.put("m", 1)
+        await house.engine.start()
+        house.put("m", 1, path="broken")
+        await house.engine.load("m")
+        assert await house.ask("m") == ("1", 1)
+
+    run(test)
+
+
+def test_load_and_unload_are_refused_outside_explicit_mode() -> None:
+    async def test() -> None:
+        house = House()
+        for refused in (house.engine.load("m"), house.engine.unload("m")):
+            with pytest.raises(Unavailable, match="explicit model load / unload is not allowed"):
+                await refused
+
+    run(test)
+
+
+def test_a_runner_that_keeps_dying_makes_requests_fail_and_not_hang() -> None:
+    async def test() -> None:
+        house = House()
+        house.put("m", 1)
+        await house.engine.start()
+        runner = house.runners["m", 1]
+        runner.fall(deaths=1)
+        assert not house.engine.model_ready("m")
+        assert house.engine.index() == [IndexEntry("m", "1", "UNAVAILABLE", "its runner is restarting")]
+        waiting = asyncio.ensure_future(house.ask("m"))
+        await asyncio.sleep(0)
+        runner.rise()
+        assert await waiting == ("1", 1)
+        runner.fall(deaths=3)
+        with pytest.raises(NotReady, match="died 3 times in a row"):
+            await house.ask("m")
+        runner.rise()
+        assert await house.ask("m") == ("1", 1)
+
+    run(test)
+
+
+def test_class_labels_are_read_from_beside_the_model(tmp_path: Path) -> None:
+    async def test() -> None:
+        (tmp_path / "1").mkdir()
+        (tmp_path / "names.txt").write_text("cat\ndog\n")
+        house = House()
+        house.put("m", 1, path=str(tmp_path / "1"), labels={"sum": "names.txt"})
+        house.put("lost", 1, path=str(tmp_path / "1"), labels={"sum": "zzz.txt"})
+        await house.engine.start()
+        assert house.engine.version("m").labels == {"sum": ("cat", "dog")}
+        assert "label file 'zzz.txt'" in house.engine.index()[0].reason
+
+    run(test)
+
+
+def test_stop_ends_every_runner() -> None:
+    async def test() -> None:
+        house = House()
+        house.put("m", 1, 2)
+        await house.engine.start()
+        await house.engine.stop()
+        assert all(runner.stopped for runner in house.runners.values())
+        assert not house.engine.ready()
+
+    run(test)
