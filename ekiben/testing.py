@@ -16,7 +16,7 @@ from ekiben.runner.base import Batch, Died, Done, Executed, Executor, Outcome, R
 from ekiben.runtimes.base import DEFAULT_SIGNATURE, LoadContext
 from ekiben.types import Signature, Tensor, TensorSpec, datatype_of
 
-__all__ = ["FakeExecutor", "FakeRuntime", "FakeSlot", "ManualClock", "execute"]
+__all__ = ["FakeExecutor", "FakeRuntime", "FakeSlot", "ManualClock", "execute", "outputs_of", "until"]
 
 
 class ManualClock:
@@ -108,6 +108,20 @@ async def execute(
     outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
     executor.submit(slot, batch, outcome.set_result)
     return await outcome
+
+
+def outputs_of(outcome: Outcome) -> dict[str, Tensor]:
+    """The outputs of a batch that ran. Raises AssertionError with the outcome for one that did not."""
+    if not isinstance(outcome, Executed):
+        raise AssertionError(f"not executed: {outcome}")
+    return dict(outcome.outputs)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for something outside this process. Raises TimeoutError when it never comes."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - another process sets no event of ours
+            await asyncio.sleep(0.005)
 
 
 _DEFAULT: Final = Signature(

@@ -1,0 +1,259 @@
+"""The runner: the main of the child process that executes one model version.
+
+`python -m ekiben.runner.worker CONTROL_DESCRIPTOR PARENT_PID MODEL:VERSION` (the last is for people reading `ps`).
+
+Threads: the main one loads every instance (frameworks like that best) and then serves the first; each other instance
+has one thread. One more waits for the control channel to close and then ends the process, whatever else is running;
+if native code keeps the interpreter from running it, the kernel's parent-death signal does the same.
+"""
+
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NoReturn, final
+
+import numpy as np
+
+from ekiben.errors import LoadFailed
+from ekiben.runner.arena import Arena
+from ekiben.runner.base import TensorParts
+from ekiben.runner.channel import (
+    PACKET_BYTES,
+    Call,
+    Load,
+    LoadReport,
+    Reply,
+    pack,
+    receive_descriptors,
+    receive_document,
+    resolve,
+    send_document,
+    unpack,
+)
+from ekiben.runtimes.base import DEFAULT_SIGNATURE, LoadContext, Session
+from ekiben.runtimes.table import load_session
+from ekiben.types import DATATYPES, Signature, Tensor, TensorSpec, datatype_of
+
+__all__ = ["main"]
+
+ERROR_CHARACTERS: Final = 1000
+"""A model's exception text is cut to this."""
+
+_PR_SET_PDEATHSIG: Final = 1
+_EXIT_FAILED: Final = 1
+
+
+@final
+class Instance:
+    """One session with the socket and the slots that feed it."""
+
+    def __init__(self, session: Session, channel: socket.socket, arenas: Sequence[Arena]) -> None:
+        self.session = session
+        self.channel = channel
+        self.arenas = arenas
+        self.datatypes = {
+            (name, spec.name): spec.datatype
+            for name, signature in session.signatures.items()
+            for spec in signature.outputs
+        }
+
+    def serve(self) -> None:
+        """Answer calls until the channel closes."""
+        buffer = bytearray(2 * PACKET_BYTES)
+        packet = memoryview(buffer)
+        while True:
+            try:
+                length = self.channel.recv_into(buffer)
+                if not length:
+                    return
+                started_ns = time.perf_counter_ns()
+                message = unpack(packet[:length])
+                arena = self.arenas[message.slot]
+                call = resolve(message, arena)
+                if not isinstance(call, Call):
+                    raise TypeError(f"a runner cannot take a {type(call).__name__}")
+                self.channel.send(pack(self._answer(call, arena, started_ns), arena))
+            except (BrokenPipeError, ConnectionResetError):
+                return
+
+    def _answer(self, call: Call, arena: Arena, started_ns: int) -> Reply:
+        try:
+            inputs = {place.name: arena.view(place) for place in call.inputs}
+            read_ns = time.perf_counter_ns()
+            results = self.session.run(call.signature, inputs, call.outputs)
+            ran_ns = time.perf_counter_ns()
+            placed, end = arena.write(list(_checked(results, call.outputs)), call.end)
+            written_ns = time.perf_counter_ns()
+        except BaseException as error:  # a model may even call sys.exit(); only this batch has failed
+            traceback.print_exc()
+            return Reply(call.slot, arena.size_bytes, [], 0, 0, 0, _text(error), call.end)
+        return Reply(
+            call.slot,
+            arena.size_bytes,
+            placed,
+            read_ns - started_ns,
+            ran_ns - read_ns,
+            written_ns - ran_ns,
+            None,
+            end,
+        )
+
+
+def _checked(results: Mapping[str, Tensor], wanted: Iterable[str]) -> Iterable[TensorParts]:
+    """The wanted outputs, ready to be written. Raises ValueError or LoadFailed for what cannot be a tensor."""
+    for name in wanted:
+        array = results.get(name)
+        if isinstance(array, np.generic):
+            array = np.asarray(array)
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"the model returned {type(array).__name__} for output '{name}', not a numpy array")
+        yield TensorParts(name, datatype_of(array), (array,))
+
+
+def _text(error: BaseException) -> str:
+    return _printable(str(error) or type(error).__name__)[:ERROR_CHARACTERS]
+
+
+def _printable(text: str) -> str:
+    """Text that can be encoded: a lone surrogate in an exception's text must not cost the reply."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Load, report, serve, and leave at once: no exit handlers, no destructors, no waiting for a model's threads.
+
+    Output is unbuffered (the engine sets PYTHONUNBUFFERED), so nothing is lost by that.
+    """
+    control_descriptor, parent = int(arguments[0]), int(arguments[1])
+    die_with(parent)
+    ignore_terminal_signals()
+    try:
+        run(socket.socket(fileno=control_descriptor))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(_EXIT_FAILED)
+    os._exit(0)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel end this process with the engine's, even while native code runs."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the kernel was told
+        os._exit(_EXIT_FAILED)
+
+
+def ignore_terminal_signals() -> None:
+    """A supervisor's or terminal's stop signal reaches us too; but we end when the engine closes its channel.
+
+    They have been blocked since before this process began, so none is lost in between.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+
+
+def run(control: socket.socket) -> None:
+    """Everything between set-up and the end; returns once every instance's channel is closed."""
+    load = receive_document(control, Load)
+    places: list[tuple[socket.socket, list[Arena]]] = []
+    for _ in load.instances:
+        channel, *arenas = receive_descriptors(control, 3)
+        places.append((socket.socket(fileno=channel), [Arena(arena) for arena in arenas]))
+    threading.Thread(target=_end_with_channel, args=(control,), daemon=True, name="control").start()
+    try:
+        sessions = [_load_warm(load, number) for number in range(len(load.instances))]
+    except LoadFailed as error:
+        send_document(control, LoadReport({}, (), _printable(str(error))))
+        return
+    except BaseException as error:
+        traceback.print_exc()
+        reason = f"model '{load.model}' version {load.version} could not be loaded: {type(error).__name__}: {error}"
+        send_document(control, LoadReport({}, (), _printable(reason)))
+        return
+    instances = [Instance(session, *place) for session, place in zip(sessions, places, strict=True)]
+    # What loading made stays: keep the collector from walking it again during requests.
+    gc.collect()
+    gc.freeze()
+    send_document(control, LoadReport(dict(sessions[0].signatures), tuple(session.device for session in sessions)))
+    threads = [threading.Thread(target=_serve_or_end, args=(instance,), daemon=True) for instance in instances[1:]]
+    for thread in threads:
+        thread.start()
+    instances[0].serve()
+    for thread in threads:
+        thread.join()
+    for session in sessions:
+        session.close()
+
+
+def _end_with_channel(control: socket.socket) -> None:
+    try:
+        control.recv(1)
+    finally:
+        os._exit(0)
+
+
+def _serve_or_end(instance: Instance) -> None:
+    """A thread that fails outside a model's own code must not leave a runner with a deaf instance."""
+    try:
+        instance.serve()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(_EXIT_FAILED)
+
+
+def _load_warm(load: Load, number: int) -> Session:
+    """One loaded session that has run once."""
+    plan, settings = load.instances[number], load.settings
+    largest = settings.batching.max_batch_size
+    context = LoadContext(
+        model=load.model,
+        version=load.version,
+        path=Path(load.path),
+        file=settings.file,
+        device=plan.device,
+        threads=plan.threads,
+        signatures=settings.signatures,
+        batched=None if largest is None else largest > 0,
+        parameters=settings.parameters,
+    )
+    session = load_session(settings.runtime, context)
+    _warm_up(load, session)
+    return session
+
+
+def _warm_up(load: Load, session: Session) -> None:
+    """One inference on zeros, so that the first request does not pay for lazy initialisation.
+
+    A model may refuse such an input with good reason (a sequence of one sample, an empty string): that is said in the
+    log, and it counts as loaded all the same. A crash or a hang here does fail the load.
+    """
+    signature = session.signatures[DEFAULT_SIGNATURE]
+    try:
+        results = session.run(DEFAULT_SIGNATURE, _zeros(signature), [spec.name for spec in signature.outputs])
+        list(_checked(results, [spec.name for spec in signature.outputs]))
+    except Exception as error:
+        sys.stderr.write(
+            f"model '{load.model}' version {load.version}: the warm-up inference on zeros raised "
+            f"{type(error).__name__}: {_text(error)}\n"
+        )
+
+
+def _zeros(signature: Signature) -> dict[str, Tensor]:
+    return {spec.name: _zero(spec) for spec in signature.inputs if not spec.optional}
+
+
+def _zero(spec: TensorSpec) -> Tensor:
+    shape = [1 if size == -1 else size for size in spec.shape]
+    return np.full(shape, b"" if spec.datatype == "BYTES" else 0, dtype=DATATYPES[spec.datatype])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
