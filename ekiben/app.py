@@ -1,0 +1,279 @@
+"""The composition root: puts the rooms together inside a BentoML service worker.
+
+    uvicorn ─► EngineApp ─┬─ /v2/…  ─► OipHttp ─► Engine        (a direct path)
+                          └─ the rest ─► BentoML's own app      (/, /docs, /metrics, /readyz, typed APIs)
+
+Nobody imports this file but `ekiben.EngineService` in a service.py.
+"""
+
+import asyncio
+import contextlib
+import gc
+import importlib.util
+import json
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from _bentoml_sdk import Service
+from msgspec.structs import replace
+
+from ekiben import logs
+from ekiben.clock import SYSTEM_CLOCK
+from ekiben.declare import Door, Repository, Runner
+from ekiben.doors.oip_http import OipHttp
+from ekiben.doors.prometheus import render
+from ekiben.engine.engine import Engine, VersionView
+from ekiben.errors import InvalidSettings, Unavailable
+from ekiben.remote import RemoteEngine
+from ekiben.repository.layout import STORE, Reader, open_repositories
+from ekiben.runner.cores import usable_cores
+from ekiben.runner.supervisor import Runner as RunnerSupervisor
+from ekiben.settings import Settings, bentoml_home
+from ekiben.types import Catalogue, ModelSource, VersionSource
+
+__all__ = ["EngineService"]
+
+_LOG: Final = logging.getLogger("ekiben.app")
+_GC_THRESHOLDS: Final = (50_000, 50, 50)
+"""Full collections of a large heap take 100 ms and more, so they are made rare, and what start-up made is frozen."""
+
+_LONGEST_CALL: Final = 600
+_ZEROS: Final = {"BYTES": "", "BOOL": False}
+
+
+class EngineService(Service[Any]):  # type: ignore[misc]  # BentoML's classes are not typed
+    """A BentoML service whose worker is an engine. Passed as `@bentoml.service(service_class=ekiben.EngineService)`."""
+
+    def inject_config(self) -> None:
+        """Give BentoML this service's configuration: loopback unless told otherwise, one worker."""
+        self.config.setdefault("http", {}).setdefault("host", "127.0.0.1")
+        workers = self.config.get("workers", 1)
+        if workers != 1:
+            raise InvalidSettings(
+                f"service '{self.name}': workers must be 1: more are not supported yet, got {workers}"
+            )
+        super().inject_config()
+
+    def to_asgi(self, is_main: bool = True) -> Any:
+        """BentoML's app with the engine in front of it."""
+        settings = Settings.load(environ=os.environ)
+        logs.configure(settings.log_format, access_log=settings.access_log)
+        runners, repositories = self._declarations()
+        remote = os.environ.get("EKIBEN_URL")
+        if remote:
+            client = RemoteEngine(remote)
+            for each in (*runners, *repositories):
+                each.bind(lambda: client)
+            return super().to_asgi(is_main=is_main)
+        app = EngineApp(settings, self._reader(settings, runners, repositories), runners)
+        for each in (*runners, *repositories):
+            each.bind(app.door)
+        self._answer_probes(app)
+        app.bentoml = super().to_asgi(is_main=is_main)
+        return app
+
+    def _declarations(self) -> tuple[list[Runner], list[Repository]]:
+        declared = [getattr(self.inner, name) for name in dir(self.inner)]
+        return (
+            [each for each in declared if isinstance(each, Runner)],
+            [each for each in declared if isinstance(each, Repository)],
+        )
+
+    def _reader(self, settings: Settings, runners: list[Runner], repositories: list[Repository]) -> Reader:
+        """What the settings name, else what the service declares; in a built Bento its own models are the store."""
+        places = settings.repositories or tuple(each.place for each in repositories)
+        if runners and STORE not in places and not settings.repositories:
+            places = (*places, STORE)
+        bento = None
+        if self.bento is not None:
+            stored = [model.to_model().resolve() for model in self.bento.info.all_models]
+            bento = [(str(model.tag), Path(model.path)) for model in stored]
+        return open_repositories(
+            places,
+            home=bentoml_home(os.environ),
+            state_directory=Path(settings.state_dir),
+            declared=[str(each.tag) for each in runners],
+            bento=bento,
+        )
+
+    def _answer_probes(self, app: "EngineApp") -> None:
+        """BentoML asks these of the service's class for /readyz and /metrics."""
+        inner: Any = self.inner
+        if not hasattr(inner, "__is_ready__"):
+            inner.__is_ready__ = app.is_ready
+        if not hasattr(inner, "__metrics__"):
+            inner.__metrics__ = app.metrics
+
+
+class EngineApp:
+    """The worker's ASGI app."""
+
+    bentoml: Any
+
+    def __init__(self, settings: Settings, reader: Reader, runners: list[Runner]) -> None:
+        self._settings = settings
+        self._reader = reader
+        self._declared = {runner.tag.name: runner for runner in runners}
+        self._engine: Engine | None = None
+        self._oip: OipHttp | None = None
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            oip = self._oip
+            if oip is not None and oip.owns(scope["path"]):
+                await oip(scope, receive, send)
+                return
+        elif scope["type"] == "lifespan":
+            async with self._running():
+                await self.bentoml(scope, receive, send)
+            return
+        await self.bentoml(scope, receive, send)
+
+    def door(self) -> Door:
+        """Where handles send their requests."""
+        if self._engine is None:
+            raise Unavailable("the engine is not running yet")
+        return _EngineDoor(self._engine)
+
+    async def is_ready(self) -> bool:
+        """What /readyz answers."""
+        return self._engine is not None and self._engine.ready()
+
+    async def metrics(self, text: str) -> str:
+        """BentoML's metrics and ours."""
+        return text + (render(self._engine).decode() if self._engine is not None else "")
+
+    @contextlib.asynccontextmanager
+    async def _running(self) -> Any:
+        _end_with_parent()
+        clock, cores = SYSTEM_CLOCK, usable_cores()
+
+        def make_runner(source: VersionSource, changed: Callable[[], None]) -> RunnerSupervisor:
+            return RunnerSupervisor(source, source.settings, clock, lambda _: changed(), cores)
+
+        engine = self._engine = Engine(
+            self._scan,
+            make_runner,
+            clock,
+            explicit=self._settings.model_control == "explicit",
+            load_models=self._settings.load_models,
+            strict_readiness=self._settings.strict_readiness,
+            concurrent_loads=max(1, cores),
+        )
+        self._oip = OipHttp(engine, self._settings)
+        starting = asyncio.create_task(self._start(engine))
+        try:
+            yield
+        finally:
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await starting
+            await engine.stop()
+
+    async def _start(self, engine: Engine) -> None:
+        try:
+            await engine.start()
+        except Exception:
+            _LOG.exception("the models could not be loaded")
+            return
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*_GC_THRESHOLDS)
+        entries = engine.index()
+        ready = [entry for entry in entries if entry.state == "READY"]
+        failed = [entry for entry in entries if entry.state == "UNAVAILABLE"]
+        for entry in failed:
+            _LOG.error("not served: %s %s: %s", entry.name, entry.version, entry.reason)
+        print(_banner(_address(self._settings), len(ready), len(failed)), flush=True)
+        print(_call(_address(self._settings), engine), flush=True)
+
+    def _scan(self) -> Catalogue:
+        return {name: self._configured(source) for name, source in self._reader.scan().items()}
+
+    def _configured(self, source: ModelSource) -> ModelSource:
+        """With what service.py says of a declared runner."""
+        runner = self._declared.get(source.name)
+        if runner is None:
+            return source
+        versions = tuple(replace(version, settings=runner.configured(version.settings)) for version in source.versions)
+        return replace(source, versions=versions)
+
+
+class _EngineDoor:
+    """The engine of this worker as handles see it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.infer = engine.infer
+        self._engine = engine
+
+    async def version(self, model: str, version: str = "") -> VersionView:
+        return self._engine.version(model, version)
+
+
+def _address(settings: Settings) -> str:
+    """Where uvicorn listens: the socket that BentoML handed to this worker, whatever option or variable chose it."""
+    host, port = settings.host, settings.port
+    if "--fd" in sys.argv:
+        with socket.socket(fileno=os.dup(int(sys.argv[sys.argv.index("--fd") + 1]))) as listening:
+            host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _banner(address: str, ready: int, failed: int) -> str:
+    broken = f", {failed} not served (see above)" if failed else ""
+    return f"Ekiben is ready at {address} (model versions: {ready} served{broken})"
+
+
+def _call(address: str, engine: Engine) -> str:
+    """One call to copy: a photo where a model takes one, else zeros for the first model."""
+    names = engine.models()
+    for name in names:
+        if engine.version(name).settings.preprocess is not None:
+            return f"Try: curl -F image=@{_photo()} -F model={name} {address}/classify"
+    if not names:
+        return f"Try: curl {address}/v2"
+    inputs = [
+        {
+            "name": spec.name,
+            "datatype": spec.datatype,
+            "shape": (shape := [max(size, 1) for size in spec.shape]),
+            "data": [_ZEROS.get(spec.datatype, 0)] * math.prod(shape),
+        }
+        for spec in engine.version(names[0]).default.inputs
+    ]
+    body = json.dumps({"inputs": inputs})
+    if len(body) > _LONGEST_CALL:
+        return f"Try: curl {address}/v2/models/{names[0]}"
+    return f"Try: curl {address}/v2/models/{names[0]}/infer -d '{body}'"
+
+
+def _photo() -> str:
+    """A sample photo, where the package that has one is installed."""
+    found = importlib.util.find_spec("skimage")
+    if found is None or found.origin is None:
+        return "photo.jpg"
+    return os.path.relpath(Path(found.origin).parent / "data" / "coffee.png")
+
+
+def _end_with_parent() -> None:
+    """End when the process that started us does, however it ends; a worker without its parent holds the port."""
+    loop = asyncio.get_running_loop()
+    try:
+        parent = os.pidfd_open(os.getppid())
+    except OSError:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+
+    def gone() -> None:
+        loop.remove_reader(parent)
+        _LOG.error("the parent process is gone: ending")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.add_reader(parent, gone)

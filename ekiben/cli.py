@@ -1,0 +1,454 @@
+"""The command line: `ekiben serve | import | list | inspect | infer`. It parses, calls the rooms, and prints.
+
+Exit status: 0, 1 for a failure, 2 for wrong usage or settings; the reason is one line on stderr.
+"""
+
+import argparse
+import asyncio
+import importlib
+import ipaddress
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import msgspec
+import numpy as np
+import yaml
+
+from ekiben.clock import SYSTEM_CLOCK
+from ekiben.errors import EkibenError, InferenceFailed, InvalidSettings, LoadFailed, NotFound, Unavailable, Unsupported
+from ekiben.inputs import is_image, read_inputs, tensor_spec
+from ekiben.repository.config import full_yaml
+from ekiben.repository.layout import NUMBERS_FILE, STORE, Reader, open_repositories
+from ekiben.repository.selection import AvailableModel, AvailableVersion
+from ekiben.repository.version_numbers import VersionNumbers, number_in
+from ekiben.runner.cores import usable_cores
+from ekiben.runner.supervisor import Runner
+from ekiben.settings import Settings, bentoml_home, to_environment
+from ekiben.types import Request, Response, Signature, Tensor, VersionSource, datatype_of
+
+__all__ = ["main", "parser"]
+
+_DEFAULT_URL: Final = "http://127.0.0.1:3000"
+_SERVICE_FILE: Final = "service.py"
+_SERVICE: Final = "service:Engine"
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_UNREACHED: Final = "cannot be reached"
+_USAGE, _FAILURE, _INTERRUPTED = 2, 1, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong usage is one line that says where help is."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_USAGE, f"ekiben: {message}; see `{self.prog} --help`\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; `argv` is without the program's name. Returns the exit status."""
+    try:
+        arguments = parser().parse_args(argv)
+        run: Callable[[argparse.Namespace], int] = arguments.run
+        return run(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    except InvalidSettings as error:
+        return _fail(error.message, _USAGE)
+    except EkibenError as error:
+        return _fail(error.message, _FAILURE)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone, as `head` does; what Python would still flush at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _FAILURE
+    except OSError as error:
+        return _fail(str(error), _FAILURE)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line, for `main` and for the test that the documentation is complete."""
+    top = _Parser(
+        prog="ekiben", description="Serve TensorFlow, TorchScript, ONNX and Python models.", allow_abbrev=False
+    )
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    place = argparse.ArgumentParser(add_help=False)
+    place.add_argument(
+        "--repository",
+        dest="repositories",
+        action="append",
+        metavar="PATH",
+        help="a folder of models, or 'store'; repeatable",
+    )
+    state = argparse.ArgumentParser(add_help=False)
+    state.add_argument("--config", metavar="FILE", help="settings: an ekiben.yaml")
+    state.add_argument(
+        "--state-dir", metavar="PATH", help="where integer versions are kept (ekiben/ under BENTOML_HOME)"
+    )
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], summary: str, *parents: Any) -> Any:
+        made = commands.add_parser(name, help=summary, description=summary, parents=parents, allow_abbrev=False)
+        made.set_defaults(run=run)
+        return made
+
+    serve = command("serve", _serve, "Start the server.", place, state)
+    serve.add_argument("--host", metavar="ADDRESS", help="address to listen on (127.0.0.1; 0.0.0.0 opens it)")
+    serve.add_argument("--port", type=int, help="HTTP port (3000)")
+    serve.add_argument("--grpc-port", type=int, metavar="PORT", help="gRPC port (3001), for the gRPC door to come")
+    serve.add_argument(
+        "--model-control", choices=("none", "poll", "explicit"), help="what is loaded at start (none: all)"
+    )
+    serve.add_argument(
+        "--load-model", dest="load_models", action="append", metavar="NAME", help="load this, with explicit; repeatable"
+    )
+    serve.add_argument("--workers", type=int, help="server processes (1)")
+
+    bring = command("import", _import, "Put a model into the Bento model store.", state)
+    bring.add_argument("path", metavar="PATH", type=Path, help="a model file or folder")
+    bring.add_argument("--name", required=True, help="name of the model")
+    bring.add_argument("--version", default="", help="version (BentoML makes one up)")
+    bring.add_argument(
+        "--example", metavar="FILE", type=Path, help="an .npz or .npy file of inputs to try the model with"
+    )
+    bring.add_argument(
+        "--input",
+        dest="inputs",
+        action="append",
+        default=[],
+        metavar="NAME:DATATYPE:SHAPE",
+        help="an input of a model that does not describe itself, as in image:FP32:-1,3,224,224; repeatable",
+    )
+    bring.add_argument("--runtime", default="", help="onnx, tensorflow, torchscript or python, where it is not clear")
+
+    command("list", _list, "List the models and versions in the repositories.", place, state)
+
+    inspect = command("inspect", _inspect, "Print a model's configuration and signature as YAML.", place, state)
+    inspect.add_argument("model", metavar="NAME[:VERSION]")
+
+    infer = command("infer", _infer, "Ask a running server.", place, state)
+    infer.add_argument("model", metavar="NAME[:VERSION]")
+    infer.add_argument(
+        "--input",
+        dest="inputs",
+        action="append",
+        required=True,
+        metavar="NAME=VALUE",
+        help="JSON, FILE.npy, FILE.npz or @FILE; repeatable",
+    )
+    infer.add_argument("--url", default=os.environ.get("EKIBEN_URL", _DEFAULT_URL), help=f"the server ({_DEFAULT_URL})")
+    infer.add_argument("--json", action="store_true", help="print the answer as JSON")
+    return top
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    """Become `bentoml serve`. What is wrong with the settings is said here, before any process is started."""
+    options = {name: getattr(arguments, name, None) for name in Settings.__struct_fields__}
+    if options["repositories"]:
+        options["repositories"] = [_absolute(each) for each in options["repositories"]]
+    settings = Settings.load(arguments.config, os.environ, options)
+    _open(settings)
+    host = _address(settings.host)
+    _check_port(host, settings.port)
+    environment = {**os.environ, **to_environment({**options, "host": host, "port": settings.port})}
+    if arguments.config:
+        environment["EKIBEN_CONFIG"] = _absolute(arguments.config)
+    command = [sys.executable, "-m", "bentoml", "serve", _SERVICE, "--working-dir", str(_service_folder())]
+    sys.stdout.flush()
+    os.execve(sys.executable, command, environment)
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    settings = Settings.load(arguments.config, os.environ, {"state_dir": arguments.state_dir})
+    numbers = VersionNumbers(Path(settings.state_dir) / NUMBERS_FILE).words(arguments.name)
+    for word, number in numbers.items():
+        if number == number_in(arguments.version):
+            raise InvalidSettings(
+                f"'{arguments.name}' has a version {number} already: it is '{word}'; choose a number above "
+                f"{max(numbers.values())}, or a word"
+            )
+    if sys.stderr.isatty():
+        print(f"importing {arguments.path}: it is tried in a real runner before it is stored …", file=sys.stderr)
+    importer = importlib.import_module("ekiben.importer")
+    tag = importer.import_model(
+        arguments.path,
+        name=arguments.name,
+        version=arguments.version,
+        example=arguments.example,
+        inputs=[tensor_spec(text) for text in arguments.inputs],
+        runtime=arguments.runtime,
+    )
+    print(tag)
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    reader = _reader(arguments)
+    models = reader.models()
+    if not models:
+        print(f"ekiben: no models in {reader.describe()}; `ekiben import PATH --name NAME` stores one", file=sys.stderr)
+        return 0
+    rows = [row for model in models for row in _rows(model)]
+    print(_table(("NAME", "VERSION", "WORD", "WANTED", "RUNTIME", "SIZE", "CREATED", "LABELS"), rows))
+    for model in models:
+        if model.error:
+            _fail(f"{model.name}: {model.error}", _FAILURE)
+        for version in model.versions:
+            if version.error:
+                _fail(f"{model.name} version {_both_names(version)}: {version.error}", _FAILURE)
+    return 0
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    model, version = _find(_reader(arguments), arguments.model)
+    if version.error:
+        raise NotFound(f"model '{model.name}' version {version.number}: {version.error}")
+    about = {
+        "name": model.name,
+        "version": version.number,
+        **({"word": version.word} if version.word else {}),
+        "wanted": version.number in model.wanted(),
+        "path": version.path,
+        "size_bytes": _size_bytes(Path(version.path)),
+        "created": _date(version.created),
+        "labels": dict(version.labels),
+    }
+    settings, problem = version.settings, ""
+    if not settings.signatures:
+        source = VersionSource(model.name, version.number, version.path, settings, version.word)
+        try:
+            settings = msgspec.structs.replace(settings, signatures=asyncio.run(_signatures(source)))
+        except LoadFailed as error:
+            problem = error.message
+    sys.stdout.write(yaml.safe_dump(about, sort_keys=False, allow_unicode=True) + full_yaml(settings))
+    return _fail(f"the signature cannot be read: {problem}", _FAILURE) if problem else 0
+
+
+async def _signatures(source: VersionSource) -> dict[str, Signature]:
+    """As the model itself has them: read in a runner, for no framework is imported here."""
+    runner = Runner(source, source.settings, SYSTEM_CLOCK, lambda _: None, usable_cores())
+    try:
+        return dict((await runner.start()).signatures)
+    finally:
+        await runner.stop()
+
+
+def _infer(arguments: argparse.Namespace) -> int:
+    name, _, version = arguments.model.partition(":")
+    url = arguments.url if "://" in arguments.url else f"http://{arguments.url}"
+    remote = importlib.import_module("ekiben.remote")
+    images = [value for value in (text.partition("=")[2] or text for text in arguments.inputs) if is_image(value)]
+    vision = _Vision(_reader(arguments), arguments.model) if images else None
+
+    async def ask() -> Response:
+        engine = remote.RemoteEngine(url)
+        try:
+            signature = (await engine.version(name, version)).default
+        except Unavailable as error:
+            hint = "; start a server with `ekiben serve`, or name it with --url" if _UNREACHED in error.message else ""
+            raise Unavailable(f"{error.message}{hint}") from None
+        inputs = read_inputs(arguments.inputs, signature.inputs, name, vision.prepare if vision else _no_image)
+        response: Response = await engine.infer(Request(name, inputs, version))
+        return response
+
+    try:
+        response = asyncio.run(ask())
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        raise InferenceFailed(
+            f"{url} does not answer as a server of the Open Inference Protocol does: {error!r}"
+        ) from None
+    if arguments.json:
+        print(json.dumps(_as_json(response)))
+        return 0
+    print(f"{response.model} version {response.version}")
+    for output, tensor in response.outputs.items():
+        print(f"{output}: {datatype_of(tensor)} {list(tensor.shape)}")
+        print(vision.ranked(output, tensor) or _readable(tensor) if vision else _readable(tensor))
+    return 0
+
+
+class _Vision:
+    """The preprocess declaration of a model in the repositories here: images in, ranked labels out."""
+
+    def __init__(self, reader: Reader, name: str) -> None:
+        self._preprocess = importlib.import_module("ekiben.preprocess")
+        model, version = _find(reader, name)
+        if version.settings.preprocess is None:
+            raise Unsupported(f"model '{model.name}' has no preprocess declaration, so it cannot take an image")
+        self._declaration = self._preprocess.parse(version.settings.preprocess, model.name)
+        label_file = version.settings.labels.get(self._declaration.output)
+        self._labels = Path(label_file).read_text(encoding="utf-8").splitlines() if label_file else ()
+
+    def prepare(self, path: Path) -> Tensor:
+        """The tensor of an image file."""
+        pixels = self._preprocess.decode(path.read_bytes(), self._declaration.max_pixels)
+        tensor: Tensor = self._preprocess.prepare(self._declaration, [pixels])
+        return tensor
+
+    def ranked(self, output: str, tensor: Tensor) -> str:
+        """The best labels as text; '' for an output that holds no scores."""
+        if output != self._declaration.output:
+            return ""
+        best = self._preprocess.rank(self._declaration, tensor, self._labels)[0]
+        return "\n".join(f"  {each.score:.4f}  {each.label}" for each in best)
+
+
+def _no_image(path: Path) -> Tensor:
+    raise Unsupported(f"'{path}' is an image, and the input takes numbers: write it as NAME=@{path}")
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"ekiben: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def _reader(arguments: argparse.Namespace) -> Reader:
+    options = {"repositories": arguments.repositories, "state_dir": arguments.state_dir}
+    return _open(Settings.load(arguments.config, os.environ, options))
+
+
+def _open(settings: Settings) -> Reader:
+    return open_repositories(
+        settings.repositories or (STORE,), home=bentoml_home(os.environ), state_directory=Path(settings.state_dir)
+    )
+
+
+def _absolute(path: str) -> str:
+    return path if path == STORE else str(Path(path).expanduser().absolute())
+
+
+def _address(host: str) -> str:
+    """The host as an IP address, which is all that BentoML takes."""
+    try:
+        return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
+    except ValueError:
+        raise InvalidSettings(f"host must be an IP address, like 127.0.0.1 or 0.0.0.0, got '{host}'") from None
+
+
+def _check_port(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise Unavailable(
+                f"port {port} on {host} cannot be listened on: {error.strerror}; choose another with --port"
+            ) from None
+
+
+def _service_folder() -> Path:
+    """Where service.py is: here, or beside the package."""
+    for folder in (Path.cwd(), Path(__file__).absolute().parents[1]):
+        if (folder / _SERVICE_FILE).is_file():
+            return folder
+    raise NotFound(f"there is no {_SERVICE_FILE} here; run `ekiben serve` in the project's folder")
+
+
+def _find(reader: Reader, name: str) -> tuple[AvailableModel, AvailableVersion]:
+    """A model and one of its versions: the one named after a colon, else the newest wanted, else the newest."""
+    name, _, wanted = name.partition(":")
+    models = {model.name: model for model in reader.models()}
+    if name not in models:
+        known = f"; it has {', '.join(models)}" if models else ""
+        raise NotFound(f"{reader.describe()} has no model '{name}'{known}")
+    model = models[name]
+    if model.error and not model.versions:
+        raise NotFound(f"model '{name}': {model.error}")
+    numbers = model.wanted() or tuple(version.number for version in model.versions)
+    for version in model.versions:
+        if wanted in (version.word, str(version.number)) if wanted else version.number == numbers[-1]:
+            return model, version
+    have = ", ".join(_both_names(version) for version in model.versions)
+    raise NotFound(f"model '{name}' has no version '{wanted}'; it has {have}")
+
+
+def _both_names(version: AvailableVersion) -> str:
+    return f"{version.number} ({version.word})" if version.word else str(version.number)
+
+
+def _rows(model: AvailableModel) -> list[tuple[str, ...]]:
+    if not model.versions:
+        return [(model.name, "-", "", "error", "", "", "", "")]
+    try:
+        wanted = () if model.error else model.wanted()
+    except InvalidSettings:
+        wanted = ()
+    return [
+        (
+            model.name,
+            str(version.number),
+            version.word,
+            "error" if version.error or model.error else "yes" if version.number in wanted else "no",
+            version.settings.runtime,
+            _size(_size_bytes(Path(version.path))),
+            _date(version.created),
+            ",".join(f"{key}={value}" for key, value in sorted(version.labels.items())),
+        )
+        for version in model.versions
+    ]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    )
+
+
+def _size_bytes(path: Path) -> int:
+    """Of all files below, a linked file counting as the file; linked folders are not followed."""
+    total = 0
+    for folder, _, files in os.walk(path):
+        for file in files:
+            try:
+                total += (Path(folder) / file).stat().st_size
+            except OSError:
+                continue  # A link to nowhere takes no space.
+    return total
+
+
+def _size(size_bytes: int) -> str:
+    value, unit = float(size_bytes), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.1f} {_UNITS[unit]}" if unit else f"{size_bytes} B"
+
+
+def _date(epoch: float) -> str:
+    return datetime.fromtimestamp(epoch).astimezone().isoformat(" ", "seconds")
+
+
+def _readable(tensor: Tensor) -> str:
+    if tensor.dtype == np.object_:
+        tensor = np.array([_text(each) for each in tensor.reshape(-1)], np.object_).reshape(tensor.shape)
+    text = np.array2string(tensor, threshold=40, edgeitems=5, max_line_width=100, separator=", ")
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _text(element: bytes) -> str:
+    return element.decode("utf-8", "backslashreplace")
+
+
+def _as_json(response: Response) -> Mapping[str, object]:
+    return {
+        "model_name": response.model,
+        "model_version": response.version,
+        "outputs": [
+            {
+                "name": name,
+                "datatype": datatype_of(tensor),
+                "shape": list(tensor.shape),
+                "data": [_text(each) if isinstance(each, bytes) else each for each in tensor.reshape(-1).tolist()],
+            }
+            for name, tensor in response.outputs.items()
+        ],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

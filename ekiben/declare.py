@@ -1,0 +1,268 @@
+"""What service.py is written with: declared runners, a repository, and the handles they become.
+
+    @bentoml.service(service_class=ekiben.EngineService)
+    class Mine:
+        fraud = ekiben.runner("fraud:latest")
+
+        @bentoml.api
+        async def score(self, rows: np.ndarray) -> np.ndarray:
+            return (await self.fraud.infer(rows))["score"]
+
+A declared runner is a BentoML model: `bentoml build` pins it into the Bento. The handles answer once the service
+runs: in the engine of the same worker, or in the one at EKIBEN_URL.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, Protocol, Self, overload
+
+import attrs
+import numpy as np
+from bentoml.exceptions import BentoMLException
+from bentoml.models import BentoModel
+from msgspec.structs import replace
+from PIL import Image
+
+from ekiben.errors import Code, EkibenError, InvalidRequest, Unavailable, Unsupported
+from ekiben.preprocess import Label, decode, parse, prepare, rank
+from ekiben.types import (
+    DATATYPES,
+    Batching,
+    ModelSettings,
+    Parameter,
+    Request,
+    Response,
+    Signature,
+    Tensor,
+)
+
+__all__ = ["Door", "Models", "Repository", "Runner", "repository", "runner"]
+
+_STATUS: Final = {
+    Code.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    Code.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    Code.UNSUPPORTED: HTTPStatus.NOT_IMPLEMENTED,
+    Code.CANCELLED: HTTPStatus.BAD_REQUEST,
+    Code.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+
+
+class Served(Protocol):
+    """What a handle must know of a loaded version (engine.VersionView)."""
+
+    @property
+    def default(self) -> Signature: ...
+    @property
+    def settings(self) -> ModelSettings: ...
+    @property
+    def labels(self) -> Mapping[str, tuple[str, ...]]: ...
+
+
+class Door(Protocol):
+    """Where a handle sends its requests: the engine of this worker, or a client of another one."""
+
+    def infer(self, request: Request) -> Awaitable[Response]: ...
+    async def version(self, model: str, version: str = "") -> Served: ...
+
+
+class Models:
+    """Every model of an engine, for typed APIs. Errors are BentoML's, with the right HTTP status."""
+
+    def __init__(self, door: Callable[[], Door]) -> None:
+        """`door` is asked at each call, since a service is declared before its engine exists."""
+        self._door = door
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Tensor | Mapping[str, Any],
+        *,
+        version: str = "",
+        outputs: tuple[str, ...] = (),
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> dict[str, Tensor]:
+        """Run a model, batched with everyone else's requests.
+
+        `inputs` by name, or one array for a model with one input. Lists and arrays of a near dtype are converted to
+        the declared one where nothing is lost. The answer maps each output to its array.
+        """
+        with _as_bentoml_errors():
+            door = self._door()
+            signature = (await door.version(model, version)).default
+            request = Request(
+                model,
+                _arrays(model, signature, inputs),
+                version=version,
+                outputs=outputs,
+                parameters=dict(parameters or {}),
+            )
+            return (await door.infer(request)).outputs
+
+    async def classify(self, image: Image.Image | bytes, model: str, *, version: str = "") -> list[Label]:
+        """The best labels of one image, by the `preprocess` declaration beside the model. Decoding runs in a thread."""
+        with _as_bentoml_errors():
+            door = self._door()
+            served = await door.version(model, version)
+            if served.settings.preprocess is None:
+                raise Unsupported(f"model '{model}' has no preprocess declaration, so it cannot take an image")
+            declaration = parse(served.settings.preprocess, model)
+            tensor = await asyncio.to_thread(lambda: prepare(declaration, [decode(image, declaration.max_pixels)]))
+            request = Request(model, {declaration.input: tensor}, version=version, outputs=(declaration.output,))
+            scores = (await door.infer(request)).outputs[declaration.output]
+            return rank(declaration, scores, served.labels.get(declaration.output, ()))[0]
+
+
+class RunnerHandle:
+    """A declared runner in a running service."""
+
+    def __init__(self, models: Models, model: str, version: str) -> None:
+        self._models = models
+        self._model = model
+        self._version = version
+
+    async def infer(self, inputs: Tensor | Mapping[str, Any], *, outputs: tuple[str, ...] = ()) -> dict[str, Tensor]:
+        """As Models.infer, for this model."""
+        return await self._models.infer(self._model, inputs, version=self._version, outputs=outputs)
+
+    async def classify(self, image: Image.Image | bytes) -> list[Label]:
+        """As Models.classify, for this model."""
+        return await self._models.classify(image, self._model, version=self._version)
+
+
+def _nowhere() -> Door:
+    raise Unavailable("the engine is not running: declare the service with service_class=ekiben.EngineService")
+
+
+class _Bound:
+    """Mixed into declarations: where their handles send requests, set when the service is composed."""
+
+    def bind(self, door: Callable[[], Door]) -> None:
+        """Point the handles at an engine."""
+        object.__setattr__(self, "_door", door)
+
+    def models(self) -> Models:
+        """The handle to every model of that engine."""
+        return Models(getattr(self, "_door", _nowhere))
+
+
+@attrs.frozen(slots=False)
+class Runner(_Bound, BentoModel):  # type: ignore[misc]  # BentoML's classes are not typed
+    """A model of the Bento store with the way it is to be run. Written as `ekiben.runner(…)`."""
+
+    runtime: str = ""
+    device: str = ""
+    batching: Batching | None = None
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> RunnerHandle: ...
+    def __get__(self, instance: object | None, owner: type) -> Self | RunnerHandle:
+        if instance is None:
+            return self
+        version = self.tag.version or ""
+        return RunnerHandle(self.models(), self.tag.name, "" if version == "latest" else version)
+
+    def resolve(self, base_path: str | Path | None = None) -> Any:
+        """Copy the model into `base_path` for BentoML.
+
+        While serving, a model that is missing is the engine's to report: the other models must not wait for it.
+        """
+        return super().resolve(base_path) if base_path is not None or self.stored is not None else None
+
+    def configured(self, settings: ModelSettings) -> ModelSettings:
+        """The model's own settings, with what service.py says instead where it says something."""
+        changes: dict[str, Any] = {}
+        if self.runtime:
+            changes["runtime"] = self.runtime
+        if self.batching is not None:
+            changes["batching"] = self.batching
+        if self.device:
+            changes["instances"] = tuple(replace(each, device=self.device) for each in settings.instances)
+        return replace(settings, **changes)
+
+
+class Repository(_Bound):
+    """Every other model of a place. Written as `ekiben.repository(…)`."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Models: ...
+    def __get__(self, instance: object | None, owner: type) -> Self | Models:
+        return self if instance is None else self.models()
+
+
+def runner(tag: str, *, runtime: str = "", device: str = "", batching: Batching | None = None) -> Runner:
+    """Declare a model of the Bento store as a runner of this service.
+
+    `tag` is `name`, `name:latest` or `name:version`. `runtime` ('' is what model.yaml or the files say), `device`
+    (`auto`, `cpu`, `gpu:N`) and `batching` win over the model's own settings.
+    """
+    return Runner(  # type: ignore[call-arg]  # the base class, and its field `tag`, is not typed
+        tag=tag, runtime=runtime, device=device, batching=batching
+    )
+
+
+def repository(place: str) -> Repository:
+    """Declare where further models come from: `store` (what `ekiben import` put into the Bento store) or a folder."""
+    return Repository(place)
+
+
+def _arrays(model: str, signature: Signature, inputs: Tensor | Mapping[str, Any]) -> dict[str, Tensor]:
+    if not isinstance(inputs, Mapping):
+        if len(signature.inputs) != 1:
+            names = ", ".join(spec.name for spec in signature.inputs)
+            raise InvalidRequest(f"model '{model}' has {len(signature.inputs)} inputs: name them ({names})")
+        inputs = {signature.inputs[0].name: inputs}
+    datatypes = {spec.name: spec.datatype for spec in signature.inputs}
+    return {name: _array(model, name, value, datatypes.get(name, "")) for name, value in inputs.items()}
+
+
+def _array(model: str, name: str, value: object, datatype: str) -> Tensor:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InvalidRequest(f"input '{name}' for model '{model}' is not a tensor: {error}") from None
+    if datatype == "BYTES":
+        return np.array([_as_bytes(name, item) for item in array.ravel()], np.object_).reshape(array.shape)
+    if datatype == "" or array.dtype == DATATYPES[datatype]:
+        return array
+    dtype = DATATYPES[datatype]
+    with np.errstate(all="ignore"):
+        if array.dtype.kind in "biuf" and (array.size == 0 or _keeps(array, dtype)):
+            return array.astype(dtype)
+    raise InvalidRequest(
+        f"input '{name}' for model '{model}' cannot be converted from '{array.dtype}' to {datatype} without loss"
+    )
+
+
+def _keeps(array: Tensor, dtype: "np.dtype[Any]") -> bool:
+    """Whether a dtype holds these values: floats may be rounded, nothing may overflow or lose a fraction."""
+    converted = array.astype(dtype)
+    if np.dtype(dtype).kind in "biu":
+        return bool((converted == array).all())
+    return bool((np.isfinite(converted.astype(np.float64)) == np.isfinite(array)).all())
+
+
+def _as_bytes(name: str, item: object) -> bytes:
+    if isinstance(item, bytes):
+        return item
+    if isinstance(item, str):
+        return item.encode()
+    raise InvalidRequest(f"input '{name}' takes text, got {type(item).__name__}")
+
+
+@contextlib.contextmanager
+def _as_bentoml_errors() -> Iterator[None]:
+    try:
+        yield
+    except EkibenError as error:
+        raise BentoMLException(error.message, error_code=_STATUS[error.code]) from error
