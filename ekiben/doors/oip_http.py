@@ -1,0 +1,388 @@
+"""The Open Inference Protocol's HTTP door: a bare ASGI app that owns every path under /v2.
+
+    scope ─► Route (kept by raw path) ─► infer: body ─► InferDecoder ─► Engine.infer ─► encode_reply ─► Answer
+                                       └► the rest: one handler each ─────────────────────────────────► Answer
+
+Errors become answers in one place, `_failed`. A request id is in the log line and the `x-request-id` header of each.
+"""
+
+import asyncio
+import importlib.metadata
+import itertools
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Final, TypeAlias, TypeVar, final
+from urllib.parse import quote
+
+import msgspec
+
+from ekiben.doors.status import http_status
+from ekiben.engine.engine import Engine
+from ekiben.errors import Cancelled, Code, EkibenError, InvalidRequest, NotFound, NotReady, TooLarge, Unsupported
+from ekiben.settings import Settings
+from ekiben.wire.compression import ENCODINGS, chosen_encoding, compressed, decompressed
+from ekiben.wire.oip_documents import (
+    error_body,
+    index_body,
+    model_config_body,
+    model_metadata_body,
+    server_metadata_body,
+    statistics_body,
+)
+from ekiben.wire.oip_json import Classes, InferCall, InferDecoder, encode_reply, header_length
+from ekiben.wire.oip_paths import METHODS, Target, target_of
+
+__all__ = ["OipHttp"]
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Fields: TypeAlias = dict[bytes, bytes]
+"""Request headers that the door reads, by lower-case name."""
+
+_LOG: Final = logging.getLogger("ekiben.doors.oip_http")
+_KEPT_ROUTES: Final = 1024
+_KEPT_PATH_BYTES: Final = 256
+_INLINE_UNPACK_BYTES: Final = 4 << 10
+"""Compressed bodies up to here are unpacked on the loop: they come to 4 MiB at deflate's best ratio."""
+_INLINE_PACK_BYTES: Final = 64 << 10
+_INLINE_DECODE_BYTES: Final = 8 << 20
+_WORTH_PACKING_BYTES: Final = 128
+_REPOSITORY_BODY_BYTES: Final = 1 << 20
+
+_JSON: Final = (b"content-type", b"application/json")
+_OCTETS: Final = (b"content-type", b"application/octet-stream")
+_CONTENT_LENGTH: Final = b"content-length"
+_CONTENT_ENCODING: Final = b"content-encoding"
+_ACCEPT_ENCODING: Final = b"accept-encoding"
+_HEADER_LENGTH: Final = b"inference-header-content-length"
+_REQUEST_ID: Final = b"x-request-id"
+_TRACEPARENT: Final = b"traceparent"
+_READ: Final = frozenset(
+    (_CONTENT_LENGTH, _CONTENT_ENCODING, _ACCEPT_ENCODING, _HEADER_LENGTH, _REQUEST_ID, _TRACEPARENT)
+)
+_SANE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+_TRACE: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
+
+
+class Answer(msgspec.Struct, gc=False):
+    """A whole reply, but for the headers that all have."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = (_JSON,)
+
+
+Handler: TypeAlias = Callable[[Target, Receive, Fields], Awaitable[Answer]]
+Route: TypeAlias = tuple[Target, tuple[str, ...], Handler]
+"""What a path asks for, by which methods, and who answers."""
+
+
+class _Gone(Exception):
+    """The caller left: there is nobody to answer."""
+
+
+class _IndexBody(msgspec.Struct):
+    ready: bool = False
+
+
+class _LoadBody(msgspec.Struct):
+    parameters: dict[str, msgspec.Raw] = {}
+
+
+_Body = TypeVar("_Body", _IndexBody, _LoadBody)
+
+
+@final
+class OipHttp:
+    """Built once per engine; called for every request whose path it `owns`, on the engine's loop."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._body_limit = settings.body_limit_bytes
+        self._limit_digits = len(str(self._body_limit))
+        self._unpacked_limit = settings.decompressed_limit_bytes
+        self._depth_limit = settings.json_depth_limit
+        self._decoder = InferDecoder(self._depth_limit)
+        self._routes: dict[bytes, Route] = {}
+        self._id_prefix = secrets.token_hex(6)
+        self._id_numbers = itertools.count(1)
+        self._metadata = server_metadata_body(_own_version())
+        self._handlers: Mapping[str, Handler] = {
+            "infer": self._infer,
+            "server_metadata": self._server_metadata,
+            "server_live": self._server_live,
+            "server_ready": self._server_ready,
+            "model_metadata": self._model_metadata,
+            "model_ready": self._model_ready,
+            "model_config": self._model_config,
+            "statistics": self._statistics,
+            "index": self._index,
+            "load": self._load,
+            "unload": self._unload,
+            "missing_extension": self._missing_extension,
+        }
+
+    @staticmethod
+    def owns(path: str) -> bool:
+        """Whether a path, percent-decoded as ASGI has it in `path`, is this door's."""
+        return path.startswith("/v2/") or path == "/v2"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises nothing but the loop's own cancellation."""
+        fields: Fields = {}
+        for name, value in scope["headers"]:
+            if name in _READ:
+                fields[name] = value
+        target: Target | None = None
+        try:
+            target, methods, handler = self._routes.get(scope.get("raw_path", b"")) or self._route(scope)
+            if scope["method"] in methods:
+                answer = await handler(target, receive, fields)
+            else:
+                answer = Answer(405, error_body("Method Not Allowed"), (_JSON, (b"allow", ", ".join(methods).encode())))
+        except _Gone:
+            return
+        except Exception as error:
+            answer = self._failed(error, scope, target, fields)
+        headers = [*answer.headers, (_CONTENT_LENGTH, b"%d" % len(answer.body))]
+        if _REQUEST_ID in fields or answer.status >= 400:
+            headers.append((_REQUEST_ID, self._request_id(fields)))
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    def _route(self, scope: Scope) -> Route:
+        raw_path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+        root: bytes = scope.get("root_path", "").encode()
+        target = target_of(raw_path.removeprefix(root))
+        if target is None:
+            raise NotFound("Not Found")
+        route = (target, METHODS[target.verb], self._handlers[target.verb])
+        if len(raw_path) <= _KEPT_PATH_BYTES:
+            if len(self._routes) >= _KEPT_ROUTES:
+                self._routes.clear()
+            self._routes[raw_path] = route
+        return route
+
+    def _request_id(self, fields: Fields) -> bytes:
+        """The caller's own where it is presentable, else a new one, which then stays in `fields`."""
+        given = fields.get(_REQUEST_ID)
+        if given is None or not _SANE_ID.fullmatch(given):
+            given = fields[_REQUEST_ID] = f"{self._id_prefix}-{next(self._id_numbers):x}".encode()
+        return given
+
+    def _failed(self, error: Exception, scope: Scope, target: Target | None, fields: Fields) -> Answer:
+        request_id = self._request_id(fields).decode()
+        extra = {"request_id": request_id}
+        if target is not None and target.model:
+            extra |= {"model": target.model, "version": target.version}
+        trace = _TRACE.fullmatch(fields.get(_TRACEPARENT, b""))
+        if trace is not None:
+            extra |= {"trace_id": trace[1].decode(), "span_id": trace[2].decode()}
+        if not isinstance(error, EkibenError):
+            _LOG.error("unexpected error in %s %r", scope["method"], scope["path"], exc_info=error, extra=extra)
+            return Answer(500, error_body(f"internal error [request id: {request_id}]"))
+        # A caller's mistakes and an overload are counted, not written down one by one.
+        level = logging.WARNING if error.code is Code.INTERNAL else logging.DEBUG
+        if _LOG.isEnabledFor(level):
+            _LOG.log(level, "%s %r failed: %r", scope["method"], scope["path"], error.message, extra=extra)
+        headers = (_JSON, (_ACCEPT_ENCODING, ENCODINGS)) if error.code is Code.UNSUPPORTED else (_JSON,)
+        return Answer(http_status(error), error_body(error.message), headers)
+
+    async def _infer(self, target: Target, receive: Receive, fields: Fields) -> Answer:
+        if len(fields.get(_CONTENT_LENGTH, b"")) >= self._limit_digits:
+            _check_declared(fields, self._body_limit)
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if message.get("more_body") or message["type"] != "http.request" or len(body) > self._body_limit:
+            body = await _whole_body(message, receive, self._body_limit)
+        if _CONTENT_ENCODING in fields:
+            body = await self._unpacked(body, fields[_CONTENT_ENCODING])
+        if len(body) <= _INLINE_DECODE_BYTES and _HEADER_LENGTH not in fields:
+            call = self._decoder.decode(target.model, target.version, body)
+        else:
+            call = await self._call(target, body, fields.get(_HEADER_LENGTH))
+        request = call.request
+        alive: Callable[[], bool]
+        watch: _Watch | None = None
+        cycle: Any = getattr(receive, "__self__", None)
+        if hasattr(cycle, "disconnected"):
+            # uvicorn's own flag: it costs nothing to have, and only a look to ask.
+            alive = lambda: not cycle.disconnected  # noqa: E731 - annotated above
+        else:
+            watch = _Watch(receive)
+            alive = watch.alive
+        request.alive = alive
+        try:
+            response = await self._engine.infer(request)
+        except Cancelled:
+            if not alive():
+                raise _Gone from None
+            raise
+        finally:
+            if watch is not None:
+                watch.close()
+        if not alive():
+            raise _Gone
+        classes = None
+        if call.classifies:
+            view = self._engine.version(response.model, response.version)
+            classes = Classes(view.labels, bool(view.settings.batching.max_batch_size))
+        reply = encode_reply(call, response, classes)
+        body = reply.body
+        headers: tuple[tuple[bytes, bytes], ...] = (_JSON,)
+        if reply.header_length >= 0:
+            headers = (_OCTETS, (_HEADER_LENGTH, b"%d" % reply.header_length))
+        if _ACCEPT_ENCODING in fields and len(body) >= _WORTH_PACKING_BYTES:
+            encoding = chosen_encoding(fields[_ACCEPT_ENCODING])
+            if encoding:
+                headers = (*headers, (_CONTENT_ENCODING, encoding))
+                if len(body) <= _INLINE_PACK_BYTES:
+                    body = compressed(body, encoding)
+                else:
+                    body = await asyncio.to_thread(compressed, body, encoding)
+        return Answer(200, body, headers)
+
+    async def _unpacked(self, body: bytes, encoding: bytes) -> bytes:
+        if len(body) <= _INLINE_UNPACK_BYTES:
+            return decompressed(body, encoding, self._unpacked_limit)
+        return await asyncio.to_thread(decompressed, body, encoding, self._unpacked_limit)
+
+    async def _call(self, target: Target, body: bytes, length_field: bytes | None) -> InferCall:
+        json_length = -1 if length_field is None else header_length(length_field, len(body))
+        if json_length == 0:
+            view = self._engine.version(target.model, target.version)
+            batched = bool(view.settings.batching.max_batch_size)
+            return self._decoder.decode_raw(target.model, target.version, body, view.default, batched)
+        if len(body) <= _INLINE_DECODE_BYTES:
+            return self._decoder.decode(target.model, target.version, body, json_length)
+        # In a thread the others get their turns, except while one of the parsers runs.
+        decoder = InferDecoder(self._depth_limit)
+        return await asyncio.to_thread(decoder.decode, target.model, target.version, body, json_length)
+
+    async def _server_metadata(self, _target: Target, _receive: Receive, _fields: Fields) -> Answer:
+        return Answer(200, self._metadata)
+
+    async def _server_live(self, _target: Target, _receive: Receive, _fields: Fields) -> Answer:
+        return Answer(200, b"", ())
+
+    async def _server_ready(self, _target: Target, _receive: Receive, _fields: Fields) -> Answer:
+        if self._engine.ready():
+            return Answer(200, b"", ())
+        return Answer(400, error_body("Server not ready"))
+
+    async def _model_ready(self, target: Target, _receive: Receive, _fields: Fields) -> Answer:
+        if self._engine.model_ready(target.model, target.version):
+            return Answer(200, b"", ())
+        return Answer(400, error_body("Model version not ready"))
+
+    async def _model_metadata(self, target: Target, _receive: Receive, _fields: Fields) -> Answer:
+        view = self._engine.version(target.model, target.version)
+        versions = self._engine.ready_versions(target.model)
+        return Answer(200, model_metadata_body(view.model, versions, view.platform, view.default))
+
+    async def _model_config(self, target: Target, _receive: Receive, _fields: Fields) -> Answer:
+        view = self._engine.version(target.model, target.version)
+        return Answer(200, model_config_body(view.model, view.platform, view.settings, view.default))
+
+    async def _statistics(self, target: Target, _receive: Receive, _fields: Fields) -> Answer:
+        try:
+            versions = self._engine.statistics(target.model, target.version)
+        except (NotFound, NotReady) as error:
+            what = "requested model version is not available for model '{}'"
+            if not target.version:
+                what = "requested model '{}' is not available"
+            raise InvalidRequest(f"{what.format(target.model)}: {error.message}") from None
+        return Answer(200, statistics_body(versions))
+
+    async def _index(self, _target: Target, receive: Receive, fields: Fields) -> Answer:
+        body = await self._small_body(receive, fields, _IndexBody)
+        return Answer(200, index_body([msgspec.structs.asdict(entry) for entry in self._engine.index(body.ready)]))
+
+    async def _load(self, target: Target, receive: Receive, fields: Fields) -> Answer:
+        body = await self._small_body(receive, fields, _LoadBody)
+        if body.parameters:
+            raise Unsupported(
+                f"failed to load '{target.model}': "
+                f"load parameters are not supported, got '{next(iter(body.parameters))}'"
+            )
+        await self._engine.load(target.model)
+        return Answer(200, b"")
+
+    async def _unload(self, target: Target, receive: Receive, fields: Fields) -> Answer:
+        await self._small_body(receive, fields, _LoadBody)
+        await self._engine.unload(target.model)
+        return Answer(200, b"")
+
+    async def _missing_extension(self, _target: Target, _receive: Receive, _fields: Fields) -> Answer:
+        raise Unsupported("this server does not have the generate, trace, logging and shared-memory extensions")
+
+    async def _small_body(self, receive: Receive, fields: Fields, kind: type[_Body]) -> _Body:
+        _check_declared(fields, _REPOSITORY_BODY_BYTES)
+        body = await _whole_body(await receive(), receive, _REPOSITORY_BODY_BYTES)
+        if _CONTENT_ENCODING in fields:
+            body = decompressed(body, fields[_CONTENT_ENCODING], _REPOSITORY_BODY_BYTES)
+        try:
+            return msgspec.json.decode(body or b"{}", type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequest(f"failed to parse the request JSON: {error}") from None
+
+
+@final
+class _Watch:
+    """Says whether the caller is still there, where only `receive` knows: a task waits for it to leave."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._gone = False
+        self._task = asyncio.create_task(self._wait(receive))
+
+    def alive(self) -> bool:
+        return not self._gone
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _wait(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+
+
+def _check_declared(fields: Fields, limit: int) -> None:
+    """Refuse a body that says itself that it is over the limit, before any of it is read."""
+    declared = fields.get(_CONTENT_LENGTH, b"")
+    if len(declared) > 19 or (declared.isdigit() and int(declared) > limit):
+        raise _too_large(limit)
+
+
+def _too_large(limit: int) -> TooLarge:
+    # What is not read yet stays unread: the HTTP server discards it, so the connection is usable and nothing is kept.
+    setting = "" if limit == _REPOSITORY_BODY_BYTES else " (setting body_limit_bytes)"
+    return TooLarge(f"request body is over {limit} bytes{setting}")
+
+
+async def _whole_body(message: MutableMapping[str, Any], receive: Receive, limit: int) -> bytes:
+    """All of a body whose first message is there. Refuses one over the limit as soon as that is known."""
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        if message["type"] != "http.request":
+            raise _Gone
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            raise _too_large(limit)
+        pieces.append(piece)
+        if not message.get("more_body"):
+            return b"".join(pieces)
+        message = await receive()
+
+
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version("ekiben")
+    except importlib.metadata.PackageNotFoundError:
+        # Inside a Bento the package is plain files.
+        return "unknown"

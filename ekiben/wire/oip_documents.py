@@ -1,0 +1,194 @@
+"""The Open Inference Protocol's JSON documents beside inference: metadata, configuration, statistics, index, errors.
+
+The keys are the protocol's and Triton's; perf_analyzer and others read them by name.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from ekiben.metrics import BatchStatistics, Duration, VersionStatistics
+from ekiben.types import Instances, ModelSettings, Signature, TensorSpec
+
+__all__ = [
+    "EXTENSIONS",
+    "error_body",
+    "index_body",
+    "model_config_body",
+    "model_metadata_body",
+    "server_metadata_body",
+    "statistics_body",
+]
+
+EXTENSIONS: Final = (
+    "classification",
+    "model_repository",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+"""Names of the extensions that the HTTP door has."""
+
+_NEVER: Final = {"count": 0, "ns": 0}
+
+
+def error_body(message: str) -> bytes:
+    """`{"error": …}`. Whatever the text holds, this does not fail."""
+    return orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
+
+
+def server_metadata_body(version: str) -> bytes:
+    """What `GET /v2` answers."""
+    return orjson.dumps({"name": "ekiben", "version": version, "extensions": EXTENSIONS})
+
+
+def model_metadata_body(name: str, versions: Sequence[str], platform: str, signature: Signature) -> bytes:
+    """What `GET /v2/models/M` answers; shapes include the batch dimension."""
+    return orjson.dumps(
+        {
+            "name": name,
+            "versions": versions,
+            "platform": platform,
+            "inputs": [_tensor(spec) for spec in signature.inputs],
+            "outputs": [_tensor(spec) for spec in signature.outputs],
+        }
+    )
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": spec.shape}
+
+
+def model_config_body(name: str, platform: str, settings: ModelSettings, signature: Signature) -> bytes:
+    """The version's configuration as Triton's ModelConfig message in JSON.
+
+    With a batch dimension `dims` are without it. `dynamic_batching` is there when something of it is set.
+    """
+    batching = settings.batching
+    largest = batching.max_batch_size or 0
+    config: dict[str, Any] = {
+        "name": name,
+        "platform": platform,
+        "backend": settings.runtime,
+        "runtime": "",
+        "version_policy": _version_policy(settings.version_policy),
+        "max_batch_size": largest,
+        "input": [
+            {
+                **_config_tensor(spec, largest),
+                "format": "FORMAT_NONE",
+                "is_shape_tensor": False,
+                "allow_ragged_batch": False,
+                "optional": spec.optional,
+                "is_non_linear_format_io": False,
+            }
+            for spec in signature.inputs
+        ],
+        "output": [
+            {
+                **_config_tensor(spec, largest),
+                "label_filename": settings.labels.get(spec.name, ""),
+                "is_shape_tensor": False,
+                "is_non_linear_format_io": False,
+            }
+            for spec in signature.outputs
+        ],
+        "batch_input": [],
+        "batch_output": [],
+        "optimization": {
+            "priority": "PRIORITY_DEFAULT",
+            "input_pinned_memory": {"enable": True},
+            "output_pinned_memory": {"enable": True},
+            "gather_kernel_buffer_threshold": 0,
+            "eager_batching": False,
+        },
+    }
+    if batching.max_delay_us or batching.preferred_sizes:
+        config["dynamic_batching"] = {
+            "preferred_batch_size": batching.preferred_sizes,
+            "max_queue_delay_microseconds": batching.max_delay_us,
+        }
+    config |= {
+        "instance_group": [_instance_group(f"{name}_{place}", each) for place, each in enumerate(settings.instances)],
+        "default_model_filename": settings.file,
+        "cc_model_filenames": {},
+        "metric_tags": {},
+        "parameters": {key: {"string_value": str(value)} for key, value in settings.parameters.items()},
+        "model_warmup": [],
+    }
+    return orjson.dumps(config)
+
+
+def _config_tensor(spec: TensorSpec, largest: int) -> dict[str, Any]:
+    datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    dims = spec.shape[1:] if largest else spec.shape
+    return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": dims}
+
+
+def _version_policy(policy: str | tuple[int, ...]) -> dict[str, Any]:
+    if isinstance(policy, tuple):
+        return {"specific": {"versions": policy}}
+    kind, _, number = policy.partition(":")
+    return {"all": {}} if kind == "all" else {"latest": {"num_versions": int(number or 1)}}
+
+
+def _instance_group(name: str, instances: Instances) -> dict[str, Any]:
+    kind, _, index = instances.device.partition(":")
+    return {
+        "name": name,
+        "kind": f"KIND_{kind.upper()}",
+        "count": instances.count,
+        "gpus": [int(index)] if index else [],
+        "secondary_devices": [],
+        "profile": [],
+        "passive": False,
+        "host_policy": "",
+    }
+
+
+def statistics_body(versions: Iterable[VersionStatistics]) -> bytes:
+    """What `GET /v2/models/stats` and its like answer."""
+    return orjson.dumps({"model_stats": [_statistics(version) for version in versions]})
+
+
+def _statistics(version: VersionStatistics) -> dict[str, Any]:
+    return {
+        "name": version.name,
+        "version": version.version,
+        "last_inference": version.last_inference_ms,
+        "inference_count": version.inference_count,
+        "execution_count": version.execution_count,
+        "inference_stats": {
+            "success": _duration(version.success),
+            "fail": _duration(version.fail),
+            "queue": _duration(version.queue),
+            "compute_input": _duration(version.compute_input),
+            "compute_infer": _duration(version.compute_infer),
+            "compute_output": _duration(version.compute_output),
+            "cache_hit": _NEVER,
+            "cache_miss": _NEVER,
+        },
+        "response_stats": {},
+        "batch_stats": [_batch_statistics(batch) for batch in version.batch_stats],
+        "memory_usage": [],
+    }
+
+
+def _batch_statistics(batch: BatchStatistics) -> dict[str, Any]:
+    return {
+        "batch_size": batch.batch_size,
+        "compute_input": _duration(batch.compute_input),
+        "compute_infer": _duration(batch.compute_infer),
+        "compute_output": _duration(batch.compute_output),
+    }
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}
+
+
+def index_body(lines: Iterable[Mapping[str, str]]) -> bytes:
+    """What `POST /v2/repository/index` answers: each line's `name`, and `version`, `state` and `reason` where known."""
+    return orjson.dumps([{key: value for key, value in line.items() if value} for line in lines])

@@ -1,0 +1,90 @@
+"""The protocol's documents beside inference."""
+
+import json
+
+from ekiben.metrics import BatchStatistics, Duration, VersionStatistics
+from ekiben.types import Batching, Instances, ModelSettings, Signature, TensorSpec
+from ekiben.wire.oip_documents import (
+    error_body,
+    index_body,
+    model_config_body,
+    model_metadata_body,
+    server_metadata_body,
+    statistics_body,
+)
+
+_SIGNATURE = Signature(
+    (TensorSpec("a", "FP32", (-1, 4)), TensorSpec("t", "BYTES", (-1, 1), optional=True)),
+    (TensorSpec("o", "FP32", (-1, 2)),),
+)
+
+
+def test_errors_hold_any_text() -> None:
+    assert json.loads(error_body('it\'s "é"\n\ud800')) == {"error": 'it\'s "é"\n?'}
+
+
+def test_metadata() -> None:
+    assert json.loads(server_metadata_body("1.2"))["version"] == "1.2"
+    assert json.loads(model_metadata_body("m", ["1", "3"], "p", _SIGNATURE)) == {
+        "name": "m",
+        "versions": ["1", "3"],
+        "platform": "p",
+        "inputs": [
+            {"name": "a", "datatype": "FP32", "shape": [-1, 4]},
+            {"name": "t", "datatype": "BYTES", "shape": [-1, 1]},
+        ],
+        "outputs": [{"name": "o", "datatype": "FP32", "shape": [-1, 2]}],
+    }
+
+
+def test_config_with_a_batch_dimension() -> None:
+    settings = ModelSettings(
+        runtime="onnx",
+        batching=Batching(max_batch_size=8, max_delay_us=100, preferred_sizes=(4, 8)),
+        instances=(Instances("gpu:1", 2), Instances("cpu")),
+        version_policy=(1, 3),
+        labels={"o": "labels.txt"},
+        parameters={"x": 1},
+    )
+    config = json.loads(model_config_body("m", "onnxruntime_onnx", settings, _SIGNATURE))
+    assert config["max_batch_size"] == 8
+    assert [(each["data_type"], each["dims"], each["optional"]) for each in config["input"]] == [
+        ("TYPE_FP32", [4], False),
+        ("TYPE_STRING", [1], True),
+    ]
+    assert config["output"][0]["label_filename"] == "labels.txt"
+    assert config["version_policy"] == {"specific": {"versions": [1, 3]}}
+    assert config["dynamic_batching"] == {"preferred_batch_size": [4, 8], "max_queue_delay_microseconds": 100}
+    assert [(each["kind"], each["count"], each["gpus"]) for each in config["instance_group"]] == [
+        ("KIND_GPU", 2, [1]),
+        ("KIND_CPU", 1, []),
+    ]
+    assert config["parameters"] == {"x": {"string_value": "1"}}
+
+
+def test_config_without_one() -> None:
+    settings = ModelSettings(batching=Batching(max_batch_size=0), version_policy="latest:2")
+    config = json.loads(model_config_body("m", "", settings, _SIGNATURE))
+    assert config["input"][0]["dims"] == [-1, 4]
+    assert config["version_policy"] == {"latest": {"num_versions": 2}}
+    assert "dynamic_batching" not in config
+    everything = ModelSettings(version_policy="all")
+    assert json.loads(model_config_body("m", "", everything, _SIGNATURE))["version_policy"] == {"all": {}}
+
+
+def test_statistics() -> None:
+    one = Duration(1, 2)
+    version = VersionStatistics(
+        "m", "1", 5, 6, 7, one, one, one, one, one, Duration(3, 4), (BatchStatistics(8, one, one, Duration(3, 4)),)
+    )
+    (stats,) = json.loads(statistics_body([version]))["model_stats"]
+    assert (stats["last_inference"], stats["inference_count"], stats["execution_count"]) == (5, 6, 7)
+    assert stats["inference_stats"]["compute_output"] == {"count": 3, "ns": 4}
+    assert stats["inference_stats"]["cache_hit"] == {"count": 0, "ns": 0}
+    assert stats["batch_stats"][0]["batch_size"] == 8
+    assert stats["batch_stats"][0]["compute_output"] == {"count": 3, "ns": 4}
+
+
+def test_the_index_leaves_out_what_is_not_known() -> None:
+    lines = [{"name": "m", "version": "1", "state": "READY", "reason": ""}, {"name": "n", "version": "", "state": ""}]
+    assert json.loads(index_body(lines)) == [{"name": "m", "version": "1", "state": "READY"}, {"name": "n"}]
