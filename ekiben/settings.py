@@ -56,6 +56,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A request body as it is sent."""
     decompressed_limit_bytes: int = 128 * _MIB
     """A gzip or deflate body once it is unpacked."""
+    json_limit_bytes: int = 32 * _MIB
+    """The JSON in a request, tensors in binary not counted: parsing takes many times its size."""
     json_depth_limit: int = 100
     """Brackets within brackets in a JSON body."""
 
@@ -69,7 +71,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
         _check(self.model_control in ("none", "explicit"), "model_control", "'none' or 'explicit'", self.model_control)
         _check(self.log_format in ("text", "json"), "log_format", "'text' or 'json'", self.log_format)
-        for name in ("body_limit_bytes", "decompressed_limit_bytes", "json_depth_limit"):
+        for name in ("body_limit_bytes", "decompressed_limit_bytes", "json_limit_bytes", "json_depth_limit"):
             _check(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
         _check(bool(self.host), "host", "an address", self.host)
         _check(

@@ -7,7 +7,6 @@ Errors become answers in one place, `_failed`. A request id is in the log line a
 """
 
 import asyncio
-import importlib.metadata
 import itertools
 import logging
 import re
@@ -18,6 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from ekiben import __version__
 from ekiben.doors.status import http_status
 from ekiben.engine.engine import Engine
 from ekiben.errors import Cancelled, Code, EkibenError, InvalidRequest, NotFound, NotReady, TooLarge, Unsupported
@@ -104,12 +104,13 @@ class OipHttp:
         self._body_limit = settings.body_limit_bytes
         self._limit_digits = len(str(self._body_limit))
         self._unpacked_limit = settings.decompressed_limit_bytes
+        self._json_limit = settings.json_limit_bytes
         self._depth_limit = settings.json_depth_limit
         self._decoder = InferDecoder(self._depth_limit)
         self._routes: dict[bytes, Route] = {}
         self._id_prefix = secrets.token_hex(6)
         self._id_numbers = itertools.count(1)
-        self._metadata = server_metadata_body(_own_version())
+        self._metadata = server_metadata_body(__version__)
         self._handlers: Mapping[str, Handler] = {
             "infer": self._infer,
             "server_metadata": self._server_metadata,
@@ -256,6 +257,12 @@ class OipHttp:
             view = self._engine.version(target.model, target.version)
             batched = bool(view.settings.batching.max_batch_size)
             return self._decoder.decode_raw(target.model, target.version, body, view.default, batched)
+        text_length = len(body) if json_length < 0 else json_length
+        if text_length > self._json_limit:
+            raise TooLarge(
+                f"the JSON of this request is {text_length} bytes long, and json_limit_bytes is {self._json_limit}; "
+                "send large tensors in binary"
+            )
         if len(body) <= _INLINE_DECODE_BYTES:
             return self._decoder.decode(target.model, target.version, body, json_length)
         # In a thread the others get their turns, except while one of the parsers runs.
@@ -378,11 +385,3 @@ async def _whole_body(message: MutableMapping[str, Any], receive: Receive, limit
         if not message.get("more_body"):
             return b"".join(pieces)
         message = await receive()
-
-
-def _own_version() -> str:
-    try:
-        return importlib.metadata.version("ekiben")
-    except importlib.metadata.PackageNotFoundError:
-        # Inside a Bento the package is plain files.
-        return "unknown"

@@ -251,6 +251,20 @@ def test_limits() -> None:
     run(test, body_limit_bytes=1000, decompressed_limit_bytes=2000, json_depth_limit=10)
 
 
+def test_json_is_limited_apart_from_tensors_in_binary() -> None:
+    async def test(house: House) -> None:
+        path = "/v2/models/a%2Fb/infer"
+        text = json.dumps(ints(1)).encode()
+        status, _, body = await house.send("POST", path, text + b" " * 500)
+        assert (status, "json_limit_bytes is 500; send large tensors in binary" in json.loads(body)["error"]) == (
+            400,
+            True,
+        )
+        assert (await house.send("POST", path, text))[0] == 200
+
+    run(test, json_limit_bytes=500)
+
+
 def test_bodies_in_pieces() -> None:
     async def test(house: House) -> None:
         text = json.dumps(ints(1, 2)).encode()
