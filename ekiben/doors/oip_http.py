@@ -105,6 +105,7 @@ class OipHttp:
         self._limit_digits = len(str(self._body_limit))
         self._unpacked_limit = settings.decompressed_limit_bytes
         self._json_limit = settings.json_limit_bytes
+        self._inline_limit = min(self._json_limit, _INLINE_DECODE_BYTES)
         self._depth_limit = settings.json_depth_limit
         self._decoder = InferDecoder(self._depth_limit)
         self._routes: dict[bytes, Route] = {}
@@ -201,7 +202,7 @@ class OipHttp:
             body = await _whole_body(message, receive, self._body_limit)
         if _CONTENT_ENCODING in fields:
             body = await self._unpacked(body, fields[_CONTENT_ENCODING])
-        if len(body) <= _INLINE_DECODE_BYTES and _HEADER_LENGTH not in fields:
+        if len(body) <= self._inline_limit and _HEADER_LENGTH not in fields:
             call = self._decoder.decode(target.model, target.version, body)
         else:
             call = await self._call(target, body, fields.get(_HEADER_LENGTH))
