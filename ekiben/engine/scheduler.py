@@ -19,6 +19,7 @@ from typing import Final
 
 from ekiben.clock import Clock
 from ekiben.engine.batch import collate, split
+from ekiben.engine.pace import Pace
 from ekiben.engine.queue import Entry, Queue
 from ekiben.errors import (
     Cancelled,
@@ -37,9 +38,6 @@ from ekiben.types import ModelSettings, Request, Response, Signature
 __all__ = ["Scheduler"]
 
 _LOG: Final = logging.getLogger("ekiben.engine")
-_OVERLAP_SECONDS: Final = 0.001
-"""Below this compute time a second batch is handed over while one runs, since the hop then costs more than what
-could still gather; above it, only when the second batch is full."""
 _SWEEP_SECONDS: Final = 0.1
 """A full queue looks for cancelled entries at most this often, so that refusing stays cheap."""
 
@@ -72,10 +70,8 @@ class Scheduler:
         """Requests to run alone because their batch raised."""
         self._suspects: deque[Entry] = deque()
         """Requests to run alone on an idle runner because a runner died under them."""
-        self._busy: dict[int, int] = {}
-        """Batches in flight by instance."""
+        self._pace = Pace()
         self._suspect_running = False
-        self._compute_seconds = 0.0
         self._swept = 0.0
         self._kicked = False
         self._timer: asyncio.TimerHandle | None = None
@@ -157,15 +153,16 @@ class Scheduler:
             self._expire(entry)
         while not self._suspect_running and (slot := self._executor.idle()) is not None:
             if self._suspects:
-                if self.in_flight or not self._run_alone(slot, self._suspects, suspect=True):
+                if self.in_flight:
                     break
+                self._run_alone(slot, self._suspects, suspect=True)
             elif self._singles:
                 self._run_alone(slot, self._singles, suspect=False)
             elif not self._run_batch(slot, now):
                 break
         self._plan(now)
 
-    def _run_alone(self, slot: Slot, waiting: deque[Entry], *, suspect: bool) -> bool:
+    def _run_alone(self, slot: Slot, waiting: deque[Entry], *, suspect: bool) -> None:
         while waiting:
             entry = waiting.popleft()
             if not entry.alive():
@@ -173,11 +170,10 @@ class Scheduler:
                 continue
             self._suspect_running = suspect
             self._submit(slot, [entry], "retry")
-            return True
-        return False
+            return
 
     def _run_batch(self, slot: Slot, now: float) -> bool:
-        if self._busy.get(slot.instance) and self._compute_seconds > _OVERLAP_SECONDS and not self._queue.full():
+        if not self._pace.may_start(slot.instance, now) and not self._queue.full():
             return False
         taken = self._queue.take(now)
         if taken.cancelled:
@@ -192,15 +188,17 @@ class Scheduler:
     def _submit(self, slot: Slot, entries: list[Entry], reason: str) -> None:
         name = entries[0].request.signature or self._default
         batch = collate(entries, name, self._signatures[name])
+        rows = sum(entry.rows for entry in entries)
         self.counters.released[reason] += 1
         self.in_flight += 1
-        self._busy[slot.instance] = self._busy.get(slot.instance, 0) + 1
+        self._pace.started(slot.instance, rows, self._clock.monotonic())
         self._executor.submit(slot, batch, partial(self._done, slot.instance, entries, batch))
 
     def _done(self, instance: int, entries: list[Entry], batch: Batch, outcome: Outcome) -> None:
         self.in_flight -= 1
-        self._busy[instance] -= 1
         self._suspect_running = False
+        compute_seconds = outcome.compute_ns / 1e9 if isinstance(outcome, Executed) else None
+        self._pace.finished(instance, self._clock.monotonic(), compute_seconds)
         match outcome:
             case Executed():
                 self._answer(entries, batch, outcome)
@@ -236,7 +234,6 @@ class Scheduler:
         counters.succeeded_ns += int(total * 1e9)
         counters.queue_ns += int(waited * 1e9)
         counters.last_inference_ms = int(self._clock.epoch() * 1000)
-        self._compute_seconds += (outcome.compute_ns / 1e9 - self._compute_seconds) * 0.2
 
     def _raised(self, entries: Sequence[Entry], message: str) -> None:
         if len(entries) > 1:
@@ -279,6 +276,8 @@ class Scheduler:
             self._timer.cancel()
             self._timer = None
         due = self._queue.next_event(now)
+        if self._queue.rows and self._executor.idle() is not None:
+            due = min(due, self._pace.next_opening(now))
         if due != float("inf"):
             self._timer = self._loop.call_later(due - now, self.kick)
         elif self._drained is not None and not self._pending():

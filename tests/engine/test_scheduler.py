@@ -18,7 +18,7 @@ from ekiben.errors import (
     QueueTimeout,
     RunnerDied,
 )
-from ekiben.runner.base import Died, Raised
+from ekiben.runner.base import Died, Executed, Raised
 from ekiben.testing import FakeExecutor, ManualClock
 from ekiben.types import Batching, ModelSettings, Request, Response, Signature, Tensor, TensorSpec
 
@@ -334,18 +334,47 @@ def test_a_slow_model_gathers_while_it_runs_and_a_fast_one_keeps_two_batches_goi
         bench.ask(2)
         await bench.turns()
         assert sizes(bench) == [1, 1], "nothing is known yet: overlap"
-        bench.scheduler._compute_seconds = 0.005
-        bench.executor.answer(double)
-        bench.executor.answer(double)
+        outputs = {"y": np.zeros((1, 2), np.float32), "z": np.zeros((1, 2), np.float32)}
+
+        def answer_both() -> None:
+            for _ in range(2):
+                bench.executor.complete(Executed(outputs, 1, 50_000_000, 1))
+
+        answer_both()
         bench.ask(3)
         await bench.turns()
         bench.ask(4)
         await bench.turns()
         assert sizes(bench) == [1, 1, 1], "the second waits while one runs"
+        bench.clock.advance(0.046)
+        bench.scheduler.kick()
+        await bench.turns()
+        assert sizes(bench) == [1, 1, 1, 1], "until that is about to end"
+        answer_both()
+        bench.ask(5)
+        await bench.turns()
         for value in range(8):
             bench.ask(value)
         await bench.turns()
-        assert sizes(bench) == [1, 1, 1, 8], "unless it is full"
+        assert sizes(bench) == [1, 1, 1, 1, 1, 8], "or the second is full"
+
+    run(test)
+
+
+def test_callers_that_left_before_their_retry_do_not_hold_up_the_queue() -> None:
+    async def test() -> None:
+        bench = Bench()
+        lost = [bench.ask(1), bench.ask(2)]
+        await bench.turns()
+        bench.executor.die()
+        for future in lost:
+            future.cancel()
+        waiting = bench.ask(3)
+        bench.executor.up = True
+        bench.scheduler.resume()
+        await bench.turns()
+        bench.executor.answer(double)
+        assert (await waiting).outputs["y"][0, 0] == 6
 
     run(test)
 
