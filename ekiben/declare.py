@@ -14,7 +14,7 @@ runs: in the engine of the same worker, or in the one at EKIBEN_URL.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, overload
@@ -79,7 +79,7 @@ class Models:
     async def infer(
         self,
         model: str,
-        inputs: Tensor | Mapping[str, Any],
+        inputs: Tensor | Sequence[Any] | Mapping[str, Any],
         *,
         version: str = "",
         outputs: tuple[str, ...] = (),
@@ -124,7 +124,9 @@ class RunnerHandle:
         self._model = model
         self._version = version
 
-    async def infer(self, inputs: Tensor | Mapping[str, Any], *, outputs: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    async def infer(
+        self, inputs: Tensor | Sequence[Any] | Mapping[str, Any], *, outputs: tuple[str, ...] = ()
+    ) -> dict[str, Tensor]:
         """As Models.infer, for this model."""
         return await self._models.infer(self._model, inputs, version=self._version, outputs=outputs)
 
@@ -216,7 +218,7 @@ def repository(place: str) -> Repository:
     return Repository(place)
 
 
-def _arrays(model: str, signature: Signature, inputs: Tensor | Mapping[str, Any]) -> dict[str, Tensor]:
+def _arrays(model: str, signature: Signature, inputs: Tensor | Sequence[Any] | Mapping[str, Any]) -> dict[str, Tensor]:
     if not isinstance(inputs, Mapping):
         if len(signature.inputs) != 1:
             names = ", ".join(spec.name for spec in signature.inputs)

@@ -1,5 +1,6 @@
 """Real servers for tests: `ekiben serve` as a process on a free port, ended with all that it started."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -87,10 +88,8 @@ class Server:
         """Ask it to end, and make it."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                pass
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
 

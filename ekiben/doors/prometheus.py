@@ -28,6 +28,7 @@ METRICS = {
     "ekiben_batches_in_flight": "Batches handed to the runner and not answered yet.",
     "ekiben_runner_restarts": "Times that the runner was started again.",
     "ekiben_runner_memory_bytes": "Resident memory of the runner.",
+    "ekiben_load_seconds": "From spawning the runner to the end of its warm-up, when the version was loaded.",
     "ekiben_version_ready": "1 when a loaded version answers, 0 while its runner is down.",
     "ekiben_engine_memory_bytes": "Resident memory of the engine process.",
     "ekiben_gpu_utilisation_ratio": "Share of time that a GPU was busy.",
@@ -78,6 +79,7 @@ def _collect(engine: Engine) -> Iterator[Metric]:
             "ekiben_queue_rows",
             "ekiben_batches_in_flight",
             "ekiben_runner_memory_bytes",
+            "ekiben_load_seconds",
             "ekiben_version_ready",
         )
     }
@@ -98,6 +100,7 @@ def _collect(engine: Engine) -> Iterator[Metric]:
         levels["ekiben_queue_rows"].add_metric(labels, loaded.scheduler.queue_rows)
         levels["ekiben_batches_in_flight"].add_metric(labels, loaded.scheduler.in_flight)
         levels["ekiben_runner_memory_bytes"].add_metric(labels, loaded.runner.memory_bytes())
+        levels["ekiben_load_seconds"].add_metric(labels, loaded.view.loaded.load_seconds)
         levels["ekiben_version_ready"].add_metric(labels, int(loaded.ready))
         for reason, count in sorted(counters.failed.items()):
             failures.add_metric((*labels, reason), count)

@@ -30,6 +30,8 @@ class Model:
         return {"y": inputs["x"] * 2}
     def close(self): pass
 """
+RESTARTS = 'ekiben_runner_restarts_total{model="fast",version="1"}'
+REQUESTS = 'ekiben_requests_total{model="fast",version="1"}'
 SETTINGS = """
 runtime: python
 batching: {{max_batch_size: {size}, max_queue_rows: {rows}}}
@@ -97,16 +99,12 @@ def test_a_runner_killed_under_load_costs_no_answer(server: Server) -> None:
 
     with ThreadPoolExecutor(16) as pool:
         clients = [pool.submit(client, seed) for seed in range(16)]
-        before = counts(server, "fast")
-        for kill in range(5):
+        for _ in range(5):
+            before = counts(server, "fast")
             (victim,) = [pid for pid in runners_of(server) if is_running(pid, "fast")]
             os.kill(victim, signal.SIGKILL)
-            restarted = 'ekiben_runner_restarts_total{model="fast",version="1"}'
-            server.wait(lambda: counts(server, "fast")[restarted] == before[restarted] + kill + 1, 60)
-            answered = counts(server, "fast")['ekiben_requests_total{model="fast",version="1"}']
-            server.wait(
-                lambda: counts(server, "fast")['ekiben_requests_total{model="fast",version="1"}'] > answered + 100, 60
-            )
+            wait_for_more(server, RESTARTS, before, 1)
+            wait_for_more(server, REQUESTS, counts(server, "fast"), 100)
         stop.set()
         for each in clients:
             answers += each.result(timeout=60)
@@ -114,6 +112,11 @@ def test_a_runner_killed_under_load_costs_no_answer(server: Server) -> None:
     assert answers[200] > 500
     assert answers[503] <= 5, "a request was in flight at two kills in a row"
     assert set(answers) <= {200, 503}
+
+
+def wait_for_more(server: Server, name: str, before: dict[str, float], more: int) -> None:
+    """Return once a counter of `fast` has grown by that much."""
+    server.wait(lambda: counts(server, "fast")[name] >= before[name] + more, 60)
 
 
 def is_running(pid: int, model: str) -> bool:
@@ -249,12 +252,12 @@ def test_slow_and_silent_callers_do_not_stop_the_others(server: Server) -> None:
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
     for index, connection in enumerate(silent):
         connection.sendall(request(b"/v2/models/fast/infer", body(1))[: 20 + index % 60])
-    connection = HTTPConnection(server.host, timeout=30)
+    quick = HTTPConnection(server.host, timeout=30)
     for _ in range(20):
-        assert ask(connection, "fast", 1)[0] == 200
-    connection.close()
-    for each in silent:
-        each.close()
+        assert ask(quick, "fast", 1)[0] == 200
+    quick.close()
+    for connection in silent:
+        connection.close()
 
 
 def test_nan_and_infinity_travel(server: Server) -> None:
