@@ -26,16 +26,17 @@ from msgspec.structs import replace
 
 from ekiben import logs
 from ekiben.clock import SYSTEM_CLOCK
-from ekiben.declare import Door, Repository, Runner
+from ekiben.declare import Answering, Repository, Runner
 from ekiben.doors.oip_http import OipHttp
 from ekiben.doors.prometheus import render
 from ekiben.engine.engine import Engine, VersionView
 from ekiben.errors import InvalidSettings, Unavailable
+from ekiben.preprocess import parse
 from ekiben.remote import RemoteEngine
 from ekiben.repository.layout import STORE, Reader, open_repositories
 from ekiben.runner.cores import usable_cores
 from ekiben.runner.supervisor import Runner as RunnerSupervisor
-from ekiben.settings import Settings, bentoml_home
+from ekiben.settings import PARENT_VARIABLE, Settings, bentoml_home
 from ekiben.types import Catalogue, ModelSource, VersionSource
 
 __all__ = ["EngineService"]
@@ -44,7 +45,7 @@ _LOG: Final = logging.getLogger("ekiben.app")
 _GC_THRESHOLDS: Final = (50_000, 50, 50)
 """Full collections of a large heap take 100 ms and more, so they are made rare, and what start-up made is frozen."""
 
-_LONGEST_CALL: Final = 600
+_MOST_NUMBERS: Final = 64
 _ZEROS: Final = {"BYTES": "", "BOOL": False}
 
 
@@ -64,7 +65,7 @@ class EngineService(Service[Any]):  # type: ignore[misc]  # BentoML's classes ar
     def to_asgi(self, is_main: bool = True) -> Any:
         """BentoML's app with the engine in front of it."""
         settings = Settings.load(environ=os.environ)
-        logs.configure(settings.log_format, access_log=settings.access_log)
+        logs.configure(settings.log_format)
         runners, repositories = self._declarations()
         remote = os.environ.get("EKIBEN_URL")
         if remote:
@@ -74,7 +75,7 @@ class EngineService(Service[Any]):  # type: ignore[misc]  # BentoML's classes ar
             return super().to_asgi(is_main=is_main)
         app = EngineApp(settings, self._reader(settings, runners, repositories), runners)
         for each in (*runners, *repositories):
-            each.bind(app.door)
+            each.bind(app.answering)
         self._answer_probes(app)
         app.bentoml = super().to_asgi(is_main=is_main)
         return app
@@ -120,7 +121,7 @@ class EngineApp:
     def __init__(self, settings: Settings, reader: Reader, runners: list[Runner]) -> None:
         self._settings = settings
         self._reader = reader
-        self._declared = {runner.tag.name: runner for runner in runners}
+        self._declared = {(runner.tag.name, _version_of(runner)): runner for runner in runners}
         self._engine: Engine | None = None
         self._oip: OipHttp | None = None
 
@@ -136,11 +137,11 @@ class EngineApp:
             return
         await self.bentoml(scope, receive, send)
 
-    def door(self) -> Door:
+    def answering(self) -> Answering:
         """Where handles send their requests."""
         if self._engine is None:
             raise Unavailable("the engine is not running yet")
-        return _EngineDoor(self._engine)
+        return _LocalEngine(self._engine)
 
     async def is_ready(self) -> bool:
         """What /readyz answers."""
@@ -198,15 +199,25 @@ class EngineApp:
         return {name: self._configured(source) for name, source in self._reader.scan().items()}
 
     def _configured(self, source: ModelSource) -> ModelSource:
-        """With what service.py says of a declared runner."""
-        runner = self._declared.get(source.name)
-        if runner is None:
-            return source
-        versions = tuple(replace(version, settings=runner.configured(version.settings)) for version in source.versions)
-        return replace(source, versions=versions)
+        """With what service.py says of a declared runner, and every declaration for `preprocess` checked."""
+        versions = []
+        try:
+            for version in source.versions:
+                runner = self._runner_of(version)
+                settings = version.settings if runner is None else runner.configured(version.settings)
+                if settings.preprocess is not None:
+                    parse(settings.preprocess, source.name)
+                versions.append(replace(version, settings=settings))
+        except InvalidSettings as error:
+            return ModelSource(source.name, error=error.message)
+        return replace(source, versions=tuple(versions))
+
+    def _runner_of(self, version: VersionSource) -> Runner | None:
+        names = (version.word, str(version.version), "")
+        return next((found for name in names if (found := self._declared.get((version.model, name)))), None)
 
 
-class _EngineDoor:
+class _LocalEngine:
     """The engine of this worker as handles see it."""
 
     def __init__(self, engine: Engine) -> None:
@@ -215,6 +226,10 @@ class _EngineDoor:
 
     async def version(self, model: str, version: str = "") -> VersionView:
         return self._engine.version(model, version)
+
+
+def _version_of(runner: Runner) -> str:
+    return "" if runner.tag.version in (None, "latest") else str(runner.tag.version)
 
 
 def _address(settings: Settings) -> str:
@@ -239,18 +254,20 @@ def _call(address: str, engine: Engine) -> str:
             return f"Try: curl -F image=@{_photo()} -F model={name} {address}/classify"
     if not names:
         return f"Try: curl {address}/v2"
+    specs = engine.version(names[0]).default.inputs
+    sizes = [math.prod(max(size, 1) for size in spec.shape) for spec in specs]
+    if sum(sizes) > _MOST_NUMBERS or any(spec.datatype in ("FP16", "BF16") for spec in specs):
+        return f"Try: curl {address}/v2/models/{names[0]}"
     inputs = [
         {
             "name": spec.name,
             "datatype": spec.datatype,
-            "shape": (shape := [max(size, 1) for size in spec.shape]),
-            "data": [_ZEROS.get(spec.datatype, 0)] * math.prod(shape),
+            "shape": [max(size, 1) for size in spec.shape],
+            "data": [_ZEROS.get(spec.datatype, 0)] * size,
         }
-        for spec in engine.version(names[0]).default.inputs
+        for spec, size in zip(specs, sizes, strict=True)
     ]
     body = json.dumps({"inputs": inputs})
-    if len(body) > _LONGEST_CALL:
-        return f"Try: curl {address}/v2/models/{names[0]}"
     return f"Try: curl {address}/v2/models/{names[0]}/infer -d '{body}'"
 
 
@@ -265,9 +282,13 @@ def _photo() -> str:
 def _end_with_parent() -> None:
     """End when the process that started us does, however it ends; a worker without its parent holds the port."""
     loop = asyncio.get_running_loop()
+    started_by = os.environ.get(PARENT_VARIABLE)
     try:
         parent = os.pidfd_open(os.getppid())
     except OSError:
+        parent = -1
+    if parent < 0 or (started_by and started_by != str(os.getppid())):
+        _LOG.error("the parent process is gone: ending")
         os.kill(os.getpid(), signal.SIGTERM)
         return
 

@@ -29,7 +29,7 @@ from ekiben.repository.selection import AvailableModel, AvailableVersion
 from ekiben.repository.version_numbers import VersionNumbers, number_in
 from ekiben.runner.cores import usable_cores
 from ekiben.runner.supervisor import Runner
-from ekiben.settings import Settings, bentoml_home, to_environment
+from ekiben.settings import PARENT_VARIABLE, Settings, bentoml_home, to_environment
 from ekiben.types import Request, Response, Signature, Tensor, VersionSource, datatype_of
 
 __all__ = ["main", "parser"]
@@ -155,6 +155,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     host = _address(settings.host)
     _check_port(host, settings.port)
     environment = {**os.environ, **to_environment({**options, "host": host, "port": settings.port})}
+    environment[PARENT_VARIABLE] = str(os.getpid())
     if arguments.config:
         environment["EKIBEN_CONFIG"] = _absolute(arguments.config)
     command = [sys.executable, "-m", "bentoml", "serve", _SERVICE, "--working-dir", str(_service_folder())]

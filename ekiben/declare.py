@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from PIL import Image
 
 from ekiben.errors import Code, EkibenError, InvalidRequest, Unavailable, Unsupported
+from ekiben.inputs import as_tensor
 from ekiben.preprocess import Label, decode, parse, prepare, rank
 from ekiben.types import (
     DATATYPES,
@@ -39,7 +40,7 @@ from ekiben.types import (
     Tensor,
 )
 
-__all__ = ["Door", "Models", "Repository", "Runner", "repository", "runner"]
+__all__ = ["Answering", "Models", "Repository", "Runner", "repository", "runner"]
 
 _STATUS: Final = {
     Code.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
@@ -62,7 +63,7 @@ class Served(Protocol):
     def labels(self) -> Mapping[str, tuple[str, ...]]: ...
 
 
-class Door(Protocol):
+class Answering(Protocol):
     """Where a handle sends its requests: the engine of this worker, or a client of another one."""
 
     def infer(self, request: Request) -> Awaitable[Response]: ...
@@ -72,9 +73,9 @@ class Door(Protocol):
 class Models:
     """Every model of an engine, for typed APIs. Errors are BentoML's, with the right HTTP status."""
 
-    def __init__(self, door: Callable[[], Door]) -> None:
-        """`door` is asked at each call, since a service is declared before its engine exists."""
-        self._door = door
+    def __init__(self, engine: Callable[[], Answering]) -> None:
+        """`engine` is asked at each call, since a service is declared before its engine exists."""
+        self._engine = engine
 
     async def infer(
         self,
@@ -91,8 +92,8 @@ class Models:
         the declared one where nothing is lost. The answer maps each output to its array.
         """
         with _as_bentoml_errors():
-            door = self._door()
-            signature = (await door.version(model, version)).default
+            engine = self._engine()
+            signature = (await engine.version(model, version)).default
             request = Request(
                 model,
                 _arrays(model, signature, inputs),
@@ -100,19 +101,19 @@ class Models:
                 outputs=outputs,
                 parameters=dict(parameters or {}),
             )
-            return (await door.infer(request)).outputs
+            return (await engine.infer(request)).outputs
 
     async def classify(self, image: Image.Image | bytes, model: str, *, version: str = "") -> list[Label]:
         """The best labels of one image, by the `preprocess` declaration beside the model. Decoding runs in a thread."""
         with _as_bentoml_errors():
-            door = self._door()
-            served = await door.version(model, version)
+            engine = self._engine()
+            served = await engine.version(model, version)
             if served.settings.preprocess is None:
                 raise Unsupported(f"model '{model}' has no preprocess declaration, so it cannot take an image")
             declaration = parse(served.settings.preprocess, model)
             tensor = await asyncio.to_thread(lambda: prepare(declaration, [decode(image, declaration.max_pixels)]))
             request = Request(model, {declaration.input: tensor}, version=version, outputs=(declaration.output,))
-            scores = (await door.infer(request)).outputs[declaration.output]
+            scores = (await engine.infer(request)).outputs[declaration.output]
             return rank(declaration, scores, served.labels.get(declaration.output, ()))[0]
 
 
@@ -135,20 +136,20 @@ class RunnerHandle:
         return await self._models.classify(image, self._model, version=self._version)
 
 
-def _nowhere() -> Door:
+def _nowhere() -> Answering:
     raise Unavailable("the engine is not running: declare the service with service_class=ekiben.EngineService")
 
 
 class _Bound:
     """Mixed into declarations: where their handles send requests, set when the service is composed."""
 
-    def bind(self, door: Callable[[], Door]) -> None:
+    def bind(self, engine: Callable[[], Answering]) -> None:
         """Point the handles at an engine."""
-        object.__setattr__(self, "_door", door)
+        object.__setattr__(self, "_engine", engine)
 
     def models(self) -> Models:
         """The handle to every model of that engine."""
-        return Models(getattr(self, "_door", _nowhere))
+        return Models(getattr(self, "_engine", _nowhere))
 
 
 @attrs.frozen(slots=False)
@@ -225,41 +226,13 @@ def _arrays(model: str, signature: Signature, inputs: Tensor | Sequence[Any] | M
             raise InvalidRequest(f"model '{model}' has {len(signature.inputs)} inputs: name them ({names})")
         inputs = {signature.inputs[0].name: inputs}
     datatypes = {spec.name: spec.datatype for spec in signature.inputs}
-    return {name: _array(model, name, value, datatypes.get(name, "")) for name, value in inputs.items()}
-
-
-def _array(model: str, name: str, value: object, datatype: str) -> Tensor:
     try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InvalidRequest(f"input '{name}' for model '{model}' is not a tensor: {error}") from None
-    if datatype == "BYTES":
-        return np.array([_as_bytes(name, item) for item in array.ravel()], np.object_).reshape(array.shape)
-    if datatype == "" or array.dtype == DATATYPES[datatype]:
-        return array
-    dtype = DATATYPES[datatype]
-    with np.errstate(all="ignore"):
-        if array.dtype.kind in "biuf" and (array.size == 0 or _keeps(array, dtype)):
-            return array.astype(dtype)
-    raise InvalidRequest(
-        f"input '{name}' for model '{model}' cannot be converted from '{array.dtype}' to {datatype} without loss"
-    )
-
-
-def _keeps(array: Tensor, dtype: "np.dtype[Any]") -> bool:
-    """Whether a dtype holds these values: floats may be rounded, nothing may overflow or lose a fraction."""
-    converted = array.astype(dtype)
-    if np.dtype(dtype).kind in "biu":
-        return bool((converted == array).all())
-    return bool((np.isfinite(converted.astype(np.float64)) == np.isfinite(array)).all())
-
-
-def _as_bytes(name: str, item: object) -> bytes:
-    if isinstance(item, bytes):
-        return item
-    if isinstance(item, str):
-        return item.encode()
-    raise InvalidRequest(f"input '{name}' takes text, got {type(item).__name__}")
+        return {
+            name: as_tensor(value, name, datatypes[name]) if name in datatypes else np.asarray(value)
+            for name, value in inputs.items()
+        }
+    except InvalidRequest as error:
+        raise InvalidRequest(f"model '{model}': {error.message}") from None
 
 
 @contextlib.contextmanager

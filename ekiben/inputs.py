@@ -1,4 +1,4 @@
-"""Tensors from what people write on the command line: `name=VALUE`, files of arrays, images."""
+"""Tensors from what people write: nested lists, `name=VALUE` on the command line, files of arrays."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from ekiben.errors import InvalidRequest
 from ekiben.types import DATATYPES, Tensor, TensorSpec
 
-__all__ = ["is_image", "read_inputs", "tensor_spec"]
+__all__ = ["as_tensor", "is_image", "read_inputs", "tensor_spec"]
 
 _ARRAY_SUFFIXES: Final = (".npy", ".npz")
 _IMAGE_SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -132,35 +132,46 @@ def _array(path: Path, name: str) -> Tensor:
     return loaded
 
 
+def as_tensor(value: object, name: str, datatype: str) -> Tensor:
+    """Nested lists or an array, in the declared datatype. Raises InvalidRequest where a value does not fit.
+
+    Floats may be rounded to a narrower float; nothing may overflow, lose a fraction or change its kind.
+    """
+    try:
+        # As objects, for numpy's own text arrays drop NULs at the end.
+        array = np.asarray(value, np.object_ if datatype == "BYTES" else None)
+    except ValueError as error:
+        raise InvalidRequest(f"input '{name}' is not a tensor: {error}") from None
+    if datatype == "BYTES":
+        return _as_bytes(array, name)
+    dtype = DATATYPES[datatype]
+    if array.dtype == dtype:
+        return array
+    with np.errstate(all="ignore"):
+        if array.size == 0 or (array.dtype.kind in "biuf" and _fits(array, dtype)):
+            return array.astype(dtype)
+    raise InvalidRequest(f"input '{name}' takes {datatype}, and {array.dtype} values do not fit without loss")
+
+
 def _fitted(value: Any, spec: TensorSpec) -> Tensor:
     """In the declared datatype, and with the batch dimension."""
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InvalidRequest(f"input '{spec.name}' is not a tensor: {error}") from None
-    array = _bytes(array, spec) if spec.datatype == "BYTES" else _number(array, spec)
+    array = as_tensor(value, spec.name, spec.datatype)
     if spec.shape[:1] == (-1,) and array.ndim == len(spec.shape) - 1:
         return array[np.newaxis]
     return array
 
 
-def _bytes(array: Tensor, spec: TensorSpec) -> Tensor:
-    elements = [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
-    if not all(isinstance(item, bytes) for item in elements):
-        raise InvalidRequest(f"input '{spec.name}' takes text, got {array.dtype}")
-    result = np.empty(len(elements), np.object_)
-    result[:] = elements
-    return result.reshape(array.shape)
+def _as_bytes(array: Tensor, name: str) -> Tensor:
+    result = np.empty(array.shape, np.object_)
+    for index, item in np.ndenumerate(array):
+        if not isinstance(item, bytes | str):
+            raise InvalidRequest(f"input '{name}' takes text, got {type(item).__name__}")
+        result[index] = item.encode() if isinstance(item, str) else bytes(item)
+    return result
 
 
-def _number(array: Tensor, spec: TensorSpec) -> Tensor:
-    dtype = DATATYPES[spec.datatype]
-    if array.dtype == dtype:
-        return array
-    if array.dtype.kind in "biuf" or array.size == 0:
-        with np.errstate(all="ignore"):
-            converted = array.astype(dtype)
-        whole = spec.datatype in ("FP16", "BF16", "FP32", "FP64")
-        if array.size == 0 or whole or bool((converted == array).all()):
-            return converted
-    raise InvalidRequest(f"input '{spec.name}' takes {spec.datatype}, and {array.dtype} values do not fit without loss")
+def _fits(array: Tensor, dtype: np.dtype[Any]) -> bool:
+    converted = array.astype(dtype)
+    if dtype.kind in "biu":
+        return bool((converted == array).all())
+    return bool((np.isfinite(converted.astype(np.float64)) == np.isfinite(array)).all())

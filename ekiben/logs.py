@@ -9,10 +9,10 @@ __all__ = ["configure"]
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
-def configure(log_format: str, *, access_log: bool) -> None:
-    """Make `ekiben` and everything below it log to stderr as `text` or `json`; leave BentoML's loggers alone.
+def configure(log_format: str) -> None:
+    """Make `ekiben` and everything below it log to stderr as `text` or `json`; with `json` BentoML and uvicorn too.
 
-    Without `access_log` uvicorn's access logger is cut off: it costs time for lines that nobody sees.
+    uvicorn's access logger is cut off: it costs time for lines that nobody sees, and ours know more (doors.oip_http).
     """
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if log_format == "json" else _Text())
@@ -20,10 +20,13 @@ def configure(log_format: str, *, access_log: bool) -> None:
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    if not access_log:
-        access = logging.getLogger("uvicorn.access")
-        access.handlers = []
-        access.propagate = False
+    if log_format == "json":
+        for name in ("", "bentoml", "uvicorn", "uvicorn.error"):
+            for other in logging.getLogger(name).handlers:
+                other.setFormatter(_Json())
+    access = logging.getLogger("uvicorn.access")
+    access.handlers = []
+    access.propagate = False
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
@@ -36,7 +39,9 @@ class _Text(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # the logging module's own name
-        extras = " ".join(f"{key}={value}" for key, value in _extras(record).items())
+        extras = " ".join(
+            f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in _extras(record).items()
+        )
         return super().formatMessage(record) + (f" [{extras}]" if extras else "")
 
 

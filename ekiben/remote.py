@@ -31,12 +31,16 @@ class RemoteEngine:
         if not url.startswith(("http://", "https://")):
             raise InvalidSettings(f"EKIBEN_URL must start with http:// or https://, got '{url}'")
         self._url = url.rstrip("/")
+        self._versions: dict[tuple[str, str], RemoteVersion] = {}
         self._client = httpx.AsyncClient(timeout=_TIMEOUT_SECONDS)
 
     async def version(self, model: str, version: str = "") -> RemoteVersion:
-        """The signature of a model there. Raises NotFound or Unavailable."""
-        reply = await self._send("GET", model_path(model, version), b"", {})
-        return RemoteVersion(decode_metadata(reply.content))
+        """The signature of a model there, asked for once until a request fails. Raises NotFound or Unavailable."""
+        known = self._versions.get((model, version))
+        if known is None:
+            reply = await self._send("GET", model_path(model, version), b"", {})
+            known = self._versions[model, version] = RemoteVersion(decode_metadata(reply.content))
+        return known
 
     async def infer(self, request: Request) -> Response:
         """Run there. Raises what the engine there raised, or Unavailable when it cannot be reached."""
@@ -50,5 +54,6 @@ class RemoteEngine:
         except httpx.TransportError as error:
             raise Unavailable(f"the engine at {self._url} cannot be reached: {error or type(error).__name__}") from None
         if reply.status_code != 200:
+            self._versions.clear()
             raise error_of(reply.status_code, reply.content)
         return reply

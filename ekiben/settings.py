@@ -14,7 +14,7 @@ import msgspec
 from ekiben.errors import InvalidSettings
 from ekiben.plain import convert, load_yaml
 
-__all__ = ["BENTOML_VARIABLES", "VARIABLES", "Settings", "bentoml_home", "to_environment"]
+__all__ = ["BENTOML_VARIABLES", "PARENT_VARIABLE", "VARIABLES", "Settings", "bentoml_home", "to_environment"]
 
 _ENVIRONMENT: Final = "the environment"
 _PREFIX: Final = "EKIBEN_"
@@ -27,6 +27,9 @@ BENTOML_VARIABLES: Final[Mapping[str, str]] = {
     "workers": "BENTOML_API_WORKERS",
 }
 """Settings that have a variable of BentoML's own."""
+
+PARENT_VARIABLE: Final = "EKIBEN_SERVE_PID"
+"""Set by `ekiben serve` to its own process id, so that a worker knows if its parent died before it came up."""
 
 _SINGULAR: Final = {"repositories": "repository", "load_models": "load_model"}
 _FOREIGN: Final = "tcp://"

@@ -3,10 +3,14 @@
 import argparse
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ekiben.cli import parser
+from ekiben.doors.prometheus import METRICS
+from ekiben.preprocess import ImageDeclaration
 from ekiben.settings import VARIABLES
+from ekiben.types import Batching, Instances, ModelSettings
 
 _REFERENCE = Path(__file__).parents[1] / "docs" / "reference.md"
 
@@ -31,3 +35,16 @@ def test_every_setting_and_its_variable_is_in_the_reference() -> None:
     for name, variable in VARIABLES.items():
         assert f"`{name}`" in text
         assert f"`{variable}`" in text
+
+
+@pytest.mark.parametrize("settings", [ModelSettings, Batching, Instances, ImageDeclaration])
+def test_every_setting_of_a_model_is_in_the_reference(settings: type[msgspec.Struct]) -> None:
+    text = _REFERENCE.read_text(encoding="utf-8")
+    for name in settings.__struct_fields__:
+        assert f"{name}:" in text, name
+
+
+def test_every_metric_is_in_the_reference() -> None:
+    text = _REFERENCE.read_text(encoding="utf-8")
+    for name in METRICS:
+        assert f"`{name}`" in text

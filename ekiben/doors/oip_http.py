@@ -18,6 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from ekiben import __version__
+from ekiben.clock import SYSTEM_CLOCK, Clock
 from ekiben.doors.status import http_status
 from ekiben.engine.engine import Engine
 from ekiben.errors import Cancelled, Code, EkibenError, InvalidRequest, NotFound, NotReady, TooLarge, Unsupported
@@ -43,6 +44,7 @@ Fields: TypeAlias = dict[bytes, bytes]
 """Request headers that the door reads, by lower-case name."""
 
 _LOG: Final = logging.getLogger("ekiben.doors.oip_http")
+_ACCESS: Final = logging.getLogger("ekiben.access")
 _KEPT_ROUTES: Final = 1024
 _KEPT_PATH_BYTES: Final = 256
 _INLINE_UNPACK_BYTES: Final = 4 << 10
@@ -99,8 +101,10 @@ _Body = TypeVar("_Body", _IndexBody, _LoadBody)
 class OipHttp:
     """Built once per engine; called for every request whose path it `owns`, on the engine's loop."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: Settings, clock: Clock = SYSTEM_CLOCK) -> None:
         self._engine = engine
+        self._access_log = settings.access_log
+        self._clock = clock
         self._body_limit = settings.body_limit_bytes
         self._limit_digits = len(str(self._body_limit))
         self._unpacked_limit = settings.decompressed_limit_bytes
@@ -139,6 +143,7 @@ class OipHttp:
             if name in _READ:
                 fields[name] = value
         target: Target | None = None
+        started = self._clock.monotonic() if self._access_log else 0.0
         try:
             target, methods, handler = self._routes.get(scope.get("raw_path", b"")) or self._route(scope)
             if scope["method"] in methods:
@@ -154,6 +159,10 @@ class OipHttp:
             headers.append((_REQUEST_ID, self._request_id(fields)))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
+        if self._access_log:
+            milliseconds = (self._clock.monotonic() - started) * 1000
+            marks = self._marks(target, fields)
+            _ACCESS.info("%s %r %d %.1f ms", scope["method"], scope["path"], answer.status, milliseconds, extra=marks)
 
     def _route(self, scope: Scope) -> Route:
         raw_path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
@@ -175,17 +184,21 @@ class OipHttp:
             given = fields[_REQUEST_ID] = f"{self._id_prefix}-{next(self._id_numbers):x}".encode()
         return given
 
-    def _failed(self, error: Exception, scope: Scope, target: Target | None, fields: Fields) -> Answer:
-        request_id = self._request_id(fields).decode()
-        extra = {"request_id": request_id}
+    def _marks(self, target: Target | None, fields: Fields) -> dict[str, str]:
+        """What says in a log line which request it is about."""
+        marks = {"request_id": self._request_id(fields).decode()}
         if target is not None and target.model:
-            extra |= {"model": target.model, "version": target.version}
+            marks |= {"model": target.model, "version": target.version}
         trace = _TRACE.fullmatch(fields.get(_TRACEPARENT, b""))
         if trace is not None:
-            extra |= {"trace_id": trace[1].decode(), "span_id": trace[2].decode()}
+            marks |= {"trace_id": trace[1].decode(), "span_id": trace[2].decode()}
+        return marks
+
+    def _failed(self, error: Exception, scope: Scope, target: Target | None, fields: Fields) -> Answer:
+        extra = self._marks(target, fields)
         if not isinstance(error, EkibenError):
             _LOG.error("unexpected error in %s %r", scope["method"], scope["path"], exc_info=error, extra=extra)
-            return Answer(500, error_body(f"internal error [request id: {request_id}]"))
+            return Answer(500, error_body(f"internal error [request id: {extra['request_id']}]"))
         # A caller's mistakes and an overload are counted, not written down one by one.
         level = logging.WARNING if error.code is Code.INTERNAL else logging.DEBUG
         if _LOG.isEnabledFor(level):
@@ -217,6 +230,11 @@ class OipHttp:
             watch = _Watch(receive)
             alive = watch.alive
         request.alive = alive
+        classes = None
+        if call.classifies:
+            # Before the wait: the version may be unloading by the time that its answer is there.
+            view = self._engine.version(request.model, request.version)
+            classes = Classes(view.labels, bool(view.settings.batching.max_batch_size))
         try:
             response = await self._engine.infer(request)
         except Cancelled:
@@ -228,10 +246,6 @@ class OipHttp:
                 watch.close()
         if not alive():
             raise _Gone
-        classes = None
-        if call.classifies:
-            view = self._engine.version(response.model, response.version)
-            classes = Classes(view.labels, bool(view.settings.batching.max_batch_size))
         reply = encode_reply(call, response, classes)
         body = reply.body
         headers: tuple[tuple[bytes, bytes], ...] = (_JSON,)

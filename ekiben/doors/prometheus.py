@@ -1,5 +1,6 @@
 """Our metrics in Prometheus' text format, made when somebody scrapes."""
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -138,10 +139,12 @@ def _gpus() -> Iterator[Metric]:
     try:
         for index in range(pynvml.nvmlDeviceGetCount()):
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(gpu)
-            values = (pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100, memory.used, memory.total)
-            for metric, value in zip(metrics, values, strict=True):
-                metric.add_metric((str(index),), value)
+            with contextlib.suppress(pynvml.NVMLError):  # a GPU in slices has no utilisation of its own
+                metrics[0].add_metric((str(index),), pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
+            with contextlib.suppress(pynvml.NVMLError):
+                memory = pynvml.nvmlDeviceGetMemoryInfo(gpu)
+                metrics[1].add_metric((str(index),), memory.used)
+                metrics[2].add_metric((str(index),), memory.total)
     finally:
         pynvml.nvmlShutdown()
     yield from metrics

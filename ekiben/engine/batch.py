@@ -10,8 +10,10 @@ from ekiben.types import DATATYPES, Signature, Tensor
 __all__ = ["collate", "split"]
 
 
-def collate(entries: Sequence[Entry], name: str, signature: Signature) -> Batch:
+def collate(entries: Sequence[Entry], name: str, signature: Signature, *, lone: bool) -> Batch:
     """Put the entries' inputs side by side; they are joined where they are copied, in the runner's arena.
+
+    `lone` is as Batch.lone.
 
     The outputs asked of the model are the union of those that the callers want, in the signature's order.
     """
@@ -30,6 +32,7 @@ def collate(entries: Sequence[Entry], name: str, signature: Signature) -> Batch:
             if spec.name in first.inputs
         ],
         outputs=[spec.name for spec in signature.outputs if not wanted or spec.name in wanted],
+        lone=lone,
     )
 
 

@@ -23,6 +23,8 @@ from ekiben.types import Catalogue, ModelSource, Request, Response
 __all__ = ["Engine", "IndexEntry", "VersionView"]
 
 _LOG: Final = logging.getLogger("ekiben.engine")
+_EVERY_MODEL: Final = "*"
+"""Among `load_models`: all that the repository has, as Triton has it."""
 
 
 class IndexEntry(msgspec.Struct, frozen=True):
@@ -62,6 +64,7 @@ class Engine:
         self._routes: dict[tuple[str, str], LoadedVersion] = {}
         self._known: dict[str, ModelSource] = {}
         self._loads = asyncio.Semaphore(concurrent_loads)
+        self._scanning = asyncio.Lock()
         self._started = False
         self._missing: dict[str, str] = {}
         """Models named to be loaded that the repository does not have or cannot read, with the reason."""
@@ -70,10 +73,10 @@ class Engine:
         """Load everything wanted; returns when each version is ready or has failed."""
         catalogue = await self._read()
         wanted = {name: catalogue[name] for name in self._load_models if name in catalogue}
-        if not self._explicit:
+        if not self._explicit or _EVERY_MODEL in self._load_models:
             wanted = dict(catalogue)
         for name in self._load_models:
-            if name not in catalogue:
+            if name not in catalogue and name != _EVERY_MODEL:
                 self._missing[name] = "the repository has no such model"
         await asyncio.gather(*(self._reconcile(source) for source in wanted.values()))
         self._started = True
@@ -108,15 +111,17 @@ class Engine:
     def ready(self) -> bool:
         """Whether the server may get traffic: everything wanted is settled, and enough of it is ready.
 
-        Strict: all of it. Otherwise one model is enough. No model at all is not ready, except in explicit mode with
+        Strict: all of it. Otherwise one version is enough. No model at all is not ready, except in explicit mode with
         none named.
         """
         if not self._started:
             return False
-        states = [model.ready() for model in self._models.values() if model.wanted()]
-        if not states and not self._missing:
+        models = [model for model in self._models.values() if model.wanted()]
+        if not models and not self._missing:
             return self._explicit and not self._load_models
-        return (all(states) and not self._missing) if self._strict else any(states)
+        if self._strict:
+            return not self._missing and all(model.ready() for model in models)
+        return any(version.ready for version in self.versions())
 
     def model_ready(self, model: str, version: str = "") -> bool:
         """Whether an inference would be accepted and run now; False for what is not known."""
@@ -175,10 +180,12 @@ class Engine:
         if source.error:
             raise LoadFailed(f"failed to load '{model}', failed to poll from model repository: {source.error}")
         await self._reconcile(source)
-        if not self._models[model].loaded:
-            reasons = "; ".join(line[2] for line in self._models[model].index() if line[2])
-            raise LoadFailed(f"failed to load '{model}', no version is available: {reasons}")
         self._missing.pop(model, None)
+        missing = self._models[model].missing()
+        if missing:
+            reasons = "; ".join(f"version {number} is {state}" for number, state in sorted(missing.items()))
+            what = "" if self._models[model].loaded else "no version is available: "
+            raise LoadFailed(f"failed to load '{model}', {what}{reasons}")
 
     async def unload(self, model: str) -> None:
         """Stop answering for a model, finish what it accepted, end its runners. Unknown names are fine.
@@ -191,9 +198,10 @@ class Engine:
             await self._reconcile(ModelSource(model))
 
     async def _read(self) -> Catalogue:
-        catalogue = await asyncio.to_thread(self._scan)
-        self._known = dict(catalogue)
-        return catalogue
+        async with self._scanning:
+            catalogue = await asyncio.to_thread(self._scan)
+            self._known = dict(catalogue)
+            return catalogue
 
     async def _reconcile(self, source: ModelSource) -> None:
         if source.error:

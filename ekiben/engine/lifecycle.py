@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ekiben.clock import Clock
 from ekiben.engine.scheduler import Scheduler
 from ekiben.engine.validate import SignatureCheck, check_signature
-from ekiben.errors import EkibenError, InvalidSettings, LoadFailed, NotReady
+from ekiben.errors import EkibenError, InvalidSettings, LoadFailed
 from ekiben.metrics import VersionStatistics
 from ekiben.runner.base import Executor, Loaded
 from ekiben.types import ModelSettings, Signature, VersionSource
@@ -26,6 +26,7 @@ _LOG: Final = logging.getLogger("ekiben.engine")
 _DEFAULT_MAX_BATCH_SIZE: Final = 64
 _DEATHS_BEFORE_REFUSING: Final = 3
 """From this many deaths in a row on, requests are refused rather than kept waiting for the next attempt."""
+_UNLOADING: Final = ("UNLOADING", "")
 _UNLOADED: Final = ("UNAVAILABLE", "unloaded")
 _PLATFORMS: Final = {
     "onnx": "onnxruntime_onnx",
@@ -112,12 +113,7 @@ class LoadedVersion:
         if self.runner.ready:
             self.scheduler.resume()
         elif self.runner.deaths_in_row >= _DEATHS_BEFORE_REFUSING:
-            self.scheduler.suspend(
-                NotReady(
-                    f"Request for unknown model: '{self.view.model}' version {self.view.version} "
-                    f"is not at ready state: its runner died {self.runner.deaths_in_row} times in a row"
-                )
-            )
+            self.scheduler.suspend(f"its runner died {self.runner.deaths_in_row} times in a row")
 
 
 class Model:
@@ -145,27 +141,36 @@ class Model:
 
     def ready(self) -> bool:
         """Whether every wanted version answers."""
-        return bool(self.loaded) and not self._states and all(version.ready for version in self.loaded.values())
+        return bool(self.loaded) and not self.missing() and all(version.ready for version in self.loaded.values())
 
     def wanted(self) -> bool:
         """Whether any version is loaded, loading or failed."""
-        on_the_way_out = (_UNLOADED, ("UNLOADING", ""))
-        return bool(self.loaded) or any(state not in on_the_way_out for state in self._states.values())
+        return bool(self.loaded or self.missing())
+
+    def missing(self) -> dict[int, str]:
+        """Versions that are wanted and not loaded as they should be, with state and reason."""
+        return {
+            number: ": ".join(filter(None, state))
+            for number, state in self._states.items()
+            if state not in (_UNLOADED, _UNLOADING)
+        }
 
     def state(self, version: str) -> str | None:
         """State and reason of a version that is not loaded, by number or word; None: not known."""
-        number = self._words.get(version, int(version) if version.isdecimal() else -1)
-        if number not in self._states:
-            return None
-        return ": ".join(filter(None, self._states[number]))
+        named = self._words.get(version, -1)
+        found = (state for number, state in self._states.items() if number == named or str(number) == version)
+        return next((": ".join(filter(None, state)) for state in found), None)
 
     def index(self) -> list[tuple[str, str, str]]:
-        """(version, state, reason) of every version known, ascending."""
-        lines = {
-            number: ("READY", "") if version.ready else ("UNAVAILABLE", "its runner is restarting")
-            for number, version in self.loaded.items()
-        }
-        return [(str(number), *line) for number, line in sorted({**lines, **self._states}.items())]
+        """(version, state, reason) of every version known, ascending.
+
+        A loaded version whose newer files failed to load is READY, with the reason.
+        """
+        lines = dict(self._states)
+        for number, version in self.loaded.items():
+            reason = self._states.get(number, ("", ""))[1]
+            lines[number] = ("READY", reason) if version.ready else ("UNAVAILABLE", "its runner is restarting")
+        return [(str(number), *line) for number, line in sorted(lines.items())]
 
     async def reconcile(self, wanted: Sequence[VersionSource]) -> None:
         """Make `wanted` so; returns when every version of it is loaded or has failed, and the others are gone."""
@@ -177,7 +182,8 @@ class Model:
                 self._states[source.version] = ("LOADING", "")
             await asyncio.gather(*(self._load(source) for source in new))
             numbers = {source.version for source in wanted}
-            await asyncio.gather(*(self._unload(number) for number in list(self.loaded) if number not in numbers))
+            if not numbers or numbers & self.loaded.keys():
+                await asyncio.gather(*(self._unload(number) for number in list(self.loaded) if number not in numbers))
 
     async def stop(self) -> None:
         """End every runner without draining."""
@@ -198,12 +204,19 @@ class Model:
             signatures = _default_first(loaded.signatures)
             settings = _resolve(source, signatures)
             version.append(LoadedVersion(VersionView(source, settings, signatures, loaded), runner, self._clock))
-        except EkibenError as error:
+        except Exception as error:
             await runner.stop()
-            self._states[source.version] = ("UNAVAILABLE", str(error))
-            _LOG.error("model '%s' version %d failed to load: %s", self.name, source.version, error)
+            self._states[source.version] = ("UNAVAILABLE", _reason(error))
+            _LOG.error(
+                "model '%s' version %d failed to load: %s",
+                self.name,
+                source.version,
+                error,
+                exc_info=not isinstance(error, EkibenError),
+            )
             return
         except BaseException:
+            self._states[source.version] = ("UNAVAILABLE", "its loading was cancelled")
             await runner.stop()
             raise
         old = self.loaded.get(source.version)
@@ -216,16 +229,22 @@ class Model:
 
     async def _unload(self, number: int) -> None:
         version = self.loaded.pop(number)
-        self._states[number] = ("UNLOADING", "")
+        self._states[number] = _UNLOADING
         self._changed(self)
         await _retire(version)
         self._states[number] = _UNLOADED
         _LOG.info("model '%s' version %d is unloaded", self.name, number)
 
 
+def _reason(error: Exception) -> str:
+    return error.message if isinstance(error, EkibenError) else "unexpected error: see the log"
+
+
 async def _retire(version: LoadedVersion) -> None:
-    await version.scheduler.drain()
-    await version.runner.stop()
+    try:
+        await version.scheduler.drain()
+    finally:
+        await version.runner.stop()
 
 
 def _default_first(signatures: Mapping[str, Signature]) -> dict[str, Signature]:
@@ -264,11 +283,11 @@ def _with_max_batch_size(settings: ModelSettings, size: int) -> ModelSettings:
 def _read_labels(source: VersionSource, settings: ModelSettings) -> dict[str, tuple[str, ...]]:
     labels: dict[str, tuple[str, ...]] = {}
     for output, name in settings.labels.items():
-        path = next(
-            (folder / name for folder in (Path(source.path), Path(source.path).parent) if (folder / name).is_file()),
-            None,
-        )
-        if path is None:
-            raise LoadFailed(f"model '{source.model}': the label file '{name}' of output '{output}' is not there")
-        labels[output] = tuple(path.read_text(encoding="utf-8").splitlines())
+        try:
+            text = (Path(source.path) / name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise LoadFailed(
+                f"model '{source.model}': the label file '{name}' of output '{output}' cannot be read: {error}"
+            ) from None
+        labels[output] = tuple(text.splitlines())
     return labels

@@ -56,7 +56,8 @@ class Pace:
         return min((time for time in times if time > now), default=float("inf"))
 
     def _opening(self, rows: int, now: float) -> float:
-        seconds = self._seconds.get(rows, 0.0)
+        nearest = min(self._seconds, key=lambda known: abs(known - rows), default=rows)
+        seconds = self._seconds.get(nearest, 0.0)
         if seconds <= _FAST_SECONDS:
             return now
         lead = min(max(seconds * _LEAD_SHARE, _SHORTEST_LEAD_SECONDS), _LONGEST_LEAD_SECONDS)

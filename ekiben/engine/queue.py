@@ -72,6 +72,7 @@ class Queue:
     def __init__(self, model: str, batching: Batching) -> None:
         """`batching` is resolved: max_batch_size is not None, and 0 means that every request runs alone."""
         self.rows = 0
+        self._waiting = 0
         self._model = model
         self._largest = max(batching.max_batch_size or 1, 1)
         self._delay = 0.0 if batching.target_latency_ms is not None else batching.max_delay_us / 1e6
@@ -82,15 +83,15 @@ class Queue:
         self._group_rows: dict[Hashable, int] = {}
 
     def __len__(self) -> int:
-        return sum(len(group) for group in self._groups.values())
+        return self._waiting
 
     def offer(self, entry: Entry) -> None:
         """Take a request in. Raises QueueFull when its rows do not fit."""
         rows = entry.rows
-        if self.rows + rows > self._bound:
+        if self.rows + rows > self._bound or self._waiting >= self._bound:
             raise QueueFull(
-                f"model '{self._model}': Exceeds maximum queue size: {self.rows} rows wait, "
-                f"{rows} more would exceed max_queue_rows {self._bound}"
+                f"model '{self._model}': Exceeds maximum queue size: {self._waiting} requests of {self.rows} rows "
+                f"wait, {rows} more rows would exceed max_queue_rows {self._bound}"
             )
         if self._timeout:
             entry.expires = entry.arrived + self._timeout
@@ -103,6 +104,7 @@ class Queue:
             group.append(entry)
             self._group_rows[key] += rows
         self.rows += rows
+        self._waiting += 1
 
     def take(self, now: float) -> Taken:
         """The batch that is due now, if any; the oldest group's first."""
@@ -121,8 +123,19 @@ class Queue:
         return any(rows >= self._largest for rows in self._group_rows.values())
 
     def expire(self, now: float) -> list[Entry]:
-        """Take out the entries whose time is over."""
-        return self._remove(lambda entry: entry.expires <= now) if self._timeout else []
+        """Take out the entries whose time is over. All wait equally long, so they are at the heads of their groups."""
+        expired: list[Entry] = []
+        if self._timeout:
+            for key in [key for key, group in self._groups.items() if group[0].expires <= now]:
+                group = self._groups[key]
+                while group and group[0].expires <= now:
+                    expired.append(group.popleft())
+                    self._group_rows[key] -= expired[-1].rows
+                if not group:
+                    del self._groups[key], self._group_rows[key]
+            self.rows -= sum(entry.rows for entry in expired)
+            self._waiting -= len(expired)
+        return expired
 
     def sweep(self) -> list[Entry]:
         """Take out the entries that nobody waits for any more."""
@@ -183,6 +196,7 @@ class Queue:
             else:
                 break
             group.popleft()
+            self._waiting -= 1
             gone += entry.rows
             if room <= 0:
                 break
@@ -204,6 +218,7 @@ class Queue:
             else:
                 del self._groups[key], self._group_rows[key]
         self.rows = sum(self._group_rows.values())
+        self._waiting -= len(removed)
         return removed
 
     def _entries(self) -> Iterator[Entry]:

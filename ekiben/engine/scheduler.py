@@ -75,7 +75,9 @@ class Scheduler:
         self._swept = 0.0
         self._kicked = False
         self._timer: asyncio.TimerHandle | None = None
-        self._refusal: EkibenError | None = None
+        self._refusal = ""
+        """Why nothing is accepted now; '': it is."""
+        self._suspended = False
         self._drained: asyncio.Event | None = None
         self._default = next(iter(signatures))
         self._loop = asyncio.get_running_loop()
@@ -90,8 +92,9 @@ class Scheduler:
 
         Raises QueueFull, and NotReady once the version is draining.
         """
-        if self._refusal is not None:
-            raise self._refusal
+        if self._refusal:
+            self.counters.failed[NotReady.reason] += 1
+            raise NotReady(self._refusal)
         now = self._clock.monotonic()
         future: asyncio.Future[Response] = self._loop.create_future()
         entry = Entry(request, rows, key, now, future)
@@ -108,40 +111,41 @@ class Scheduler:
             except QueueFull:
                 self.counters.failed[QueueFull.reason] += 1
                 raise
-        if not self._kicked:
-            self._kicked = True
-            self._loop.call_soon(self._kick)
+        self.kick()
         return future
 
     def kick(self) -> None:
-        """Look for work soon: the runner has come back, or a deadline has passed."""
+        """Look for work once in the next turn of the loop: whatever arrives in this one rides together."""
         if not self._kicked:
             self._kicked = True
             self._loop.call_soon(self._kick)
 
     async def drain(self) -> None:
         """Refuse new requests from now on and return once all that was accepted is answered."""
-        self._refusal = NotReady(
-            f"Request for unknown model: '{self._model}' version {self._version} is not at ready state: it is unloading"
-        )
+        self._refusal = self._not_ready("it is unloading")
         if self._pending():
             self._drained = asyncio.Event()
             await self._drained.wait()
 
-    def suspend(self, error: EkibenError) -> None:
-        """Nothing can run for a while: answer what waits with `error`, and refuse with it until `resume`."""
-        self._refusal = error
+    def suspend(self, why: str) -> None:
+        """Nothing can run for a while: fail what waits and what is still to come back, and refuse until `resume`."""
+        self._suspended = True
+        self._refusal = self._not_ready(why)
         for entry in [*self._queue.drain(), *self._singles, *self._suspects]:
-            self._fail(entry, error)
+            self._fail(entry, NotReady(self._refusal))
         self._singles.clear()
         self._suspects.clear()
         self.kick()
 
     def resume(self) -> None:
         """The runner is back."""
+        self._suspended = False
         if self._drained is None:
-            self._refusal = None
+            self._refusal = ""
         self.kick()
+
+    def _not_ready(self, why: str) -> str:
+        return f"Request for unknown model: '{self._model}' version {self._version} is not at ready state: {why}"
 
     def _pending(self) -> bool:
         return bool(len(self._queue) or self._singles or self._suspects or self.in_flight)
@@ -187,7 +191,8 @@ class Scheduler:
 
     def _submit(self, slot: Slot, entries: list[Entry], reason: str) -> None:
         name = entries[0].request.signature or self._default
-        batch = collate(entries, name, self._signatures[name])
+        lone = len(entries) == 1 and not self.in_flight and not len(self._queue)
+        batch = collate(entries, name, self._signatures[name], lone=lone)
         rows = sum(entry.rows for entry in entries)
         self.counters.released[reason] += 1
         self.in_flight += 1
@@ -206,9 +211,7 @@ class Scheduler:
                 self._raised(entries, message)
             case Died(reason, timed_out):
                 self._died(entries, reason, timed_out)
-        if not self._kicked:
-            self._kicked = True
-            self._loop.call_soon(self._kick)
+        self.kick()
 
     def _answer(self, entries: list[Entry], batch: Batch, outcome: Executed) -> None:
         try:
@@ -247,8 +250,11 @@ class Scheduler:
             if timed_out and len(entries) == 1:
                 limit = self._settings.execution_timeout_ms
                 self._fail(entry, ExecutionTimeout(f"{where} ran longer than execution_timeout_ms {limit:g}"))
-            elif entry.retried:
-                self._fail(entry, RunnerDied(f"{where}: the runner died twice under this request: {reason}"))
+            elif entry.retried or self._suspended:
+                self._fail(
+                    entry,
+                    RunnerDied(f"{where}: the runner died under this request, and not for the first time: {reason}"),
+                )
             else:
                 entry.retried = True
                 self._suspects.append(entry)

@@ -1,6 +1,6 @@
 """The Bento model store, and the models of a built Bento: versions that BentoML saved, as repositories.
 
-BentoML is imported when a store is first read. Only its public model API touches the store.
+BentoML is imported when a store is first read, and reads and checks what it saved.
 """
 
 import importlib
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import yaml
 
 from ekiben.errors import EkibenError, InvalidSettings, LoadFailed
 from ekiben.repository.config import settings_from, with_model_folder
@@ -66,10 +67,8 @@ class BentoStore:
         names = set(self._names())
         found = []
         for name in sorted(names | set(self._declared)):
-            saved = self._versions(name) if name in names else []
-            ours = name in self._declared or any(IMPORTED_LABEL in version.labels.items() for version in saved)
-            if ours:
-                found.append(self._model(name, saved))
+            if name in self._declared or self._is_imported(name):
+                found.append(self._model(name, self._versions(name) if name in names else []))
         return found
 
     def _names(self) -> list[str]:
@@ -81,15 +80,21 @@ class BentoStore:
             raise LoadFailed(f"{self.describe()} cannot be read: {error.strerror}") from None
         return [name for name in entries if _is_tag(name) and (self._models / name).is_dir()]
 
-    def _versions(self, name: str) -> list[_Saved]:
-        """The versions of one name in creation order. What is half there is left out."""
+    def _is_imported(self, name: str) -> bool:
+        """Whether some version carries our label; nothing else of a model is looked at before that is known."""
+        return any(IMPORTED_LABEL in _labels(path).items() for path in self._paths(name))
+
+    def _paths(self, name: str) -> list[Path]:
         try:
             words = sorted(word for word in os.listdir(self._models / name) if _is_tag(f"{name}:{word}"))
         except OSError as error:
             self._notes.warn(f"ignoring '{self._models / name}': {error.strerror}")
             return []
-        paths = [self._models / name / word for word in words]
-        saved = [version for path in paths if path.is_dir() and (version := self._version(path)) is not None]
+        return [path for word in words if (path := self._models / name / word).is_dir()]
+
+    def _versions(self, name: str) -> list[_Saved]:
+        """The versions of one name in creation order. What is half there is left out."""
+        saved = [version for path in self._paths(name) if (version := self._version(path)) is not None]
         return sorted(saved, key=lambda version: (version.created, version.word))
 
     def _version(self, path: Path) -> _Saved | None:
@@ -195,6 +200,14 @@ def _is_tag(text: str) -> bool:
         and all(letter.isalnum() or letter in "._-" for letter in part)
         for part in ([name, version] if separator else [name])
     )
+
+
+def _labels(path: Path) -> Mapping[str, str]:
+    """A version's labels in BentoML's own description of it."""
+    try:
+        return dict(yaml.safe_load((path / _MODEL_FILE).read_text(encoding="utf-8"))["labels"])
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return {}
 
 
 def _read(path: Path) -> _Saved:

@@ -88,7 +88,7 @@ def _zip_names(path: Path) -> list[str]:
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.namelist()
-    except (zipfile.BadZipFile, OSError):
+    except Exception:  # anyone may have written the file, and zipfile raises many things over a broken one
         return []
 
 

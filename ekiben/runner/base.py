@@ -27,6 +27,8 @@ class Batch(msgspec.Struct, gc=False):
     signature: str
     inputs: Sequence[TensorParts]
     outputs: Sequence[str]
+    lone: bool = False
+    """One request with nobody waiting behind it: its caller may come again at once."""
 
 
 class Executed(msgspec.Struct, gc=False):

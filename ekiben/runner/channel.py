@@ -76,6 +76,8 @@ class Call(msgspec.Struct, array_like=True, tag=0, gc=False):
     outputs: Sequence[str]
     end: int
     """The first free byte after the inputs."""
+    lone: bool = False
+    """As Batch.lone."""
 
 
 class Reply(msgspec.Struct, array_like=True, tag=1, gc=False):

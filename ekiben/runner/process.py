@@ -86,7 +86,7 @@ class _Channel:
     """The engine's end of one instance."""
 
     __slots__ = (
-        "free", "in_flight", "number", "process", "running_since", "slots", "socket", "theirs", "timer", "unsent"
+        "fed", "free", "in_flight", "number", "process", "running_since", "slots", "socket", "theirs", "timer", "unsent"
     )  # fmt: skip
 
     def __init__(self, process: "RunnerProcess", number: int) -> None:
@@ -98,6 +98,8 @@ class _Channel:
         self.free = deque(self.slots)
         self.in_flight: deque[_InFlight] = deque()
         """Oldest first; the runner answers in this order."""
+        self.fed = 0
+        """Which of the process's batches was its last, counted from 1."""
         self.running_since = 0.0
         """Loop time at which the oldest one became the one that runs."""
         self.timer: asyncio.TimerHandle | None = None
@@ -143,6 +145,7 @@ class RunnerProcess:
             undo.callback(self._control.close)
             undo.callback(theirs.close)
             self._channels: list[_Channel] = []
+            self._fed = 0
             for number in range(len(plans)):
                 self._channels.append(_Channel(self, number))
                 undo.callback(self._channels[-1].close)
@@ -195,12 +198,12 @@ class RunnerProcess:
         return report
 
     def idle(self) -> Slot | None:
-        """A free slot of the instance with the fewest batches in flight."""
+        """A free slot of the instance with the fewest batches in flight; of equals the one that was fed first."""
         if not self.serving:
             return None
         best = self._channels[0]
         for channel in self._channels:
-            if len(channel.in_flight) < len(best.in_flight):
+            if (len(channel.in_flight), channel.fed) < (len(best.in_flight), best.fed):
                 best = channel
         return best.free[0] if best.free else None
 
@@ -215,7 +218,7 @@ class RunnerProcess:
         channel.free.remove(slot)
         try:
             inputs, end = slot.arena.write(batch.inputs, 0)
-            call = Call(slot.number, slot.arena.size_bytes, batch.signature, inputs, batch.outputs, end)
+            call = Call(slot.number, slot.arena.size_bytes, batch.signature, inputs, batch.outputs, end, batch.lone)
             packet = pack(call, slot.arena)
         except Exception as error:
             # Parts that do not fit together, items that are not bytes, no memory: this batch cannot run.
@@ -225,6 +228,8 @@ class RunnerProcess:
         if not channel.in_flight:
             self._start_clock(channel)
         channel.in_flight.append(_InFlight(slot, done))
+        self._fed += 1
+        channel.fed = self._fed
         self._send(channel, packet)
 
     async def stop(self) -> None:

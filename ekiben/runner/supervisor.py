@@ -53,6 +53,7 @@ class Runner:
         self._cores = cores
         self._process: RunnerProcess | None = None
         self._respawning: asyncio.Task[None] | None = None
+        self._stopped = False
         self.deaths_in_row = 0
         """Deaths, and respawns that did not load, since a batch was last answered."""
         self.restarts = 0
@@ -97,6 +98,7 @@ class Runner:
 
     async def stop(self) -> None:
         """End the process for good. Batches in flight get Died; the engine drains first."""
+        self._stopped = True
         if self._respawning is not None:
             self._respawning.cancel()
             await asyncio.wait([self._respawning])
@@ -112,6 +114,8 @@ class Runner:
             return 0
 
     def _on_end(self, process: RunnerProcess) -> None:
+        if self._stopped:
+            return
         self._process = None
         self.deaths_in_row = 1 if process.answered else self.deaths_in_row + 1
         _LOG.warning("%s; starting another", process.reason)
@@ -124,9 +128,9 @@ class Runner:
             self.restarts += 1
             try:
                 await self.start()
-            except LoadFailed as error:
+            except Exception as error:  # whatever it was, the next attempt may go better, and none would be the end
                 self.deaths_in_row += 1
-                _LOG.error("%s", error)
+                _LOG.error("%s", error, exc_info=not isinstance(error, LoadFailed))
                 self._on_change(self)
             else:
                 break

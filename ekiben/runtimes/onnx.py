@@ -72,7 +72,9 @@ class OnnxSession:
         feed, marked = _decode(inputs)
         for name, tensor in inputs.items():
             if name not in feed:
-                feed[name] = np.ascontiguousarray(tensor) if tensor.dtype != _BFLOAT16 else _bfloat16_to_ort(tensor)
+                feed[name] = (
+                    np.require(tensor, requirements="C") if tensor.dtype != _BFLOAT16 else _bfloat16_to_ort(tensor)
+                )
         results = self._run_bound(feed, outputs) if self._bound else self._run_plain(feed, outputs)
         encode = _from_marked if marked else str.encode
         return {
@@ -177,7 +179,7 @@ def _ir_version(path: Path) -> int:
 
 
 def _bfloat16_to_ort(tensor: Tensor) -> Any:
-    bits = np.ascontiguousarray(tensor).view(np.uint16)
+    bits = np.require(tensor, requirements="C").view(np.uint16)
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BFLOAT16)
 
 

@@ -194,6 +194,7 @@ def test_the_batch_size_is_resolved_from_the_signature(
         await house.engine.start()
         if isinstance(resolved, str):
             assert resolved in house.engine.index()[0].reason
+            assert not house.engine.ready()
             assert house.runners["m", 1].stopped
         else:
             assert house.engine.version("m").settings.batching.max_batch_size == resolved
@@ -267,20 +268,123 @@ def test_explicit_control() -> None:
         with pytest.raises(LoadFailed, match="failed to load 'zzz', failed to poll from model repository"):
             await house.engine.load("zzz")
         house.put("b", 3, path="broken")
-        with pytest.raises(LoadFailed, match="failed to load 'b', no version is available: the file is damaged"):
+        with pytest.raises(LoadFailed, match="failed to load 'b', no version is available: version 3 is UNAVAILABLE"):
             await house.engine.load("b")
 
     run(test)
 
 
-def test_a_load_that_fails_leaves_the_version_that_serves() -> None:
+def test_a_load_that_fails_leaves_what_serves_and_says_so() -> None:
     async def test() -> None:
         house = House(explicit=True, load_models=("m",))
         house.put("m", 1)
         await house.engine.start()
         house.put("m", 1, path="broken")
-        await house.engine.load("m")
+        with pytest.raises(LoadFailed, match="failed to load 'm', version 1 is UNAVAILABLE: the file is damaged"):
+            await house.engine.load("m")
         assert await house.ask("m") == ("1", 1)
+        assert house.engine.index() == [IndexEntry("m", "1", "READY", "the file is damaged")]
+        house.put("m", 2, path="broken")
+        with pytest.raises(LoadFailed, match="version 2 is UNAVAILABLE"):
+            await house.engine.load("m")
+        assert await house.ask("m") == ("1", 1), "the old version stays until a new one answers"
+        assert house.engine.ready()
+        house.put("m", 2)
+        await house.engine.load("m")
+        assert await house.ask("m") == ("2", 2)
+        assert house.engine.ready_versions("m") == ["2"]
+        assert house.engine.ready()
+
+    run(test)
+
+
+def test_strict_readiness_counts_what_is_wanted_and_not_what_was_unloaded() -> None:
+    async def test() -> None:
+        house = House(explicit=True, load_models=("a", "b"), strict_readiness=True)
+        house.put("a", 1)
+        house.put("b", 1)
+        await house.engine.start()
+        house.put("a", 2)
+        await house.engine.load("a")
+        await house.engine.unload("b")
+        assert house.engine.ready()
+        house.runners["a", 2].fall(deaths=1)
+        assert not house.engine.ready()
+
+    run(test)
+
+
+def test_an_unexpected_error_while_loading_fails_that_version_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        house = House()
+        house.put("good", 1)
+        house.put("odd", 1)
+        make = house.engine._runner_factory
+
+        def factory(source: VersionSource, changed: Callable[[], None]) -> Any:
+            runner = make(source, changed)
+            if source.model == "odd":
+                runner.start = lambda: (_ for _ in ()).throw(OverflowError("a secret"))  # type: ignore[method-assign]
+            return runner
+
+        house.engine._runner_factory = factory
+        await house.engine.start()
+        assert house.engine.ready()
+        assert house.engine.index()[1] == IndexEntry("odd", "1", "UNAVAILABLE", "unexpected error: see the log")
+        assert house.runners["odd", 1].stopped
+        assert "a secret" in caplog.text
+
+    run(test)
+
+
+def test_a_load_or_unload_that_is_cancelled_leaves_no_runner() -> None:
+    async def test() -> None:
+        house = House(explicit=True)
+        house.put("m", 1)
+        await house.engine.start()
+        loading = asyncio.ensure_future(house.engine.load("m"))
+        while ("m", 1) not in house.runners:  # noqa: ASYNC110  # the scan runs in a thread
+            await asyncio.sleep(0)
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        assert house.runners["m", 1].stopped
+        assert house.engine.index() == [IndexEntry("m", "1", "UNAVAILABLE", "its loading was cancelled")]
+        await house.engine.load("m")
+        house.runners["m", 1].up = False
+        waiting = asyncio.ensure_future(house.ask("m"))
+        await asyncio.sleep(0)
+        unloading = asyncio.ensure_future(house.engine.unload("m"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        unloading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await unloading
+        assert house.runners["m", 1].stopped
+        waiting.cancel()
+
+    run(test)
+
+
+def test_a_star_loads_every_model() -> None:
+    async def test() -> None:
+        house = House(explicit=True, load_models=("*",))
+        house.put("a", 1)
+        house.put("b", 1)
+        await house.engine.start()
+        assert house.engine.models() == ["a", "b"]
+        assert house.engine.ready()
+
+    run(test)
+
+
+def test_an_absurd_version_is_an_answer_and_not_an_accident() -> None:
+    async def test() -> None:
+        house = House()
+        house.put("m", 1)
+        await house.engine.start()
+        with pytest.raises(NotFound, match="is not found"):
+            await house.ask("m", "9" * 5000)
 
     run(test)
 
@@ -309,8 +413,13 @@ def test_a_runner_that_keeps_dying_makes_requests_fail_and_not_hang() -> None:
         runner.rise()
         assert await waiting == ("1", 1)
         runner.fall(deaths=3)
-        with pytest.raises(NotReady, match="died 3 times in a row"):
-            await house.ask("m")
+        refused = []
+        for _ in range(3):
+            with pytest.raises(NotReady, match="died 3 times in a row") as caught:
+                await house.ask("m")
+            refused.append(caught.value)
+        assert len(set(map(id, refused))) == 3, "one error for each, or its traceback would grow for ever"
+        assert house.engine.statistics("m")[0].fail.count == 3
         runner.rise()
         assert await house.ask("m") == ("1", 1)
 
@@ -320,13 +429,17 @@ def test_a_runner_that_keeps_dying_makes_requests_fail_and_not_hang() -> None:
 def test_class_labels_are_read_from_beside_the_model(tmp_path: Path) -> None:
     async def test() -> None:
         (tmp_path / "1").mkdir()
-        (tmp_path / "names.txt").write_text("cat\ndog\n")
+        names = tmp_path / "names.txt"
+        names.write_text("cat\ndog\n")
+        (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
         house = House()
-        house.put("m", 1, path=str(tmp_path / "1"), labels={"sum": "names.txt"})
+        house.put("m", 1, path=str(tmp_path / "1"), labels={"sum": str(names)})
+        house.put("latin", 1, path=str(tmp_path), labels={"sum": "latin.txt"})
         house.put("lost", 1, path=str(tmp_path / "1"), labels={"sum": "zzz.txt"})
         await house.engine.start()
         assert house.engine.version("m").labels == {"sum": ("cat", "dog")}
-        assert "label file 'zzz.txt'" in house.engine.index()[0].reason
+        assert "label file 'latin.txt' of output 'sum' cannot be read" in house.engine.index()[0].reason
+        assert "label file 'zzz.txt'" in house.engine.index()[1].reason
 
     run(test)
 

@@ -26,10 +26,13 @@ def test_a_fast_batch_leaves_room_at_once_and_a_slow_one_shortly_before_it_ends(
     assert pace.next_opening(9.0) == pytest.approx(opens)
 
 
-def test_sizes_that_were_never_seen_count_as_fast() -> None:
+def test_a_size_that_was_never_seen_counts_as_the_nearest_and_as_fast_when_there_is_none() -> None:
     pace = paced(1.0)
     pace.started(0, 3, 10.0)
-    assert pace.may_start(0, 10.0)
+    assert not pace.may_start(0, 10.0)
+    fresh = Pace()
+    fresh.started(0, 3, 10.0)
+    assert fresh.may_start(0, 10.0)
 
 
 def test_the_next_batch_is_timed_from_when_the_one_before_it_ended() -> None:

@@ -123,9 +123,21 @@ def test_the_queue_is_bounded_in_rows(loop: asyncio.AbstractEventLoop) -> None:
     waiting = [entry(loop, 5), entry(loop, 5)]
     for each in waiting:
         queue.offer(each)
-    with pytest.raises(QueueFull, match=r"Exceeds maximum queue size: 10 rows wait, 1 more.*max_queue_rows 10"):
+    with pytest.raises(
+        QueueFull, match=r"Exceeds maximum queue size: 2 requests of 10 rows wait, 1 more.*max_queue_rows 10"
+    ):
         queue.offer(entry(loop, 1))
     waiting[0].future.cancel()
     assert queue.sweep() == [waiting[0]]
     queue.offer(entry(loop, 5))
     assert queue.rows == 10
+
+
+def test_requests_without_rows_are_bounded_too(loop: asyncio.AbstractEventLoop) -> None:
+    queue = Queue("m", Batching(max_batch_size=8, max_queue_rows=3))
+    for _ in range(3):
+        queue.offer(entry(loop, 0))
+    with pytest.raises(QueueFull):
+        queue.offer(entry(loop, 0))
+    assert len(queue.take(0.0).entries) == 3
+    assert len(queue) == 0

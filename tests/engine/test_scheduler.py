@@ -312,8 +312,10 @@ def test_while_suspended_nothing_hangs() -> None:
         bench.executor.up = False
         future = bench.ask(1)
         await bench.turns()
-        bench.scheduler.suspend(NotReady("down"))
-        assert str(await failure(future)) == "down"
+        bench.scheduler.suspend("down")
+        error = await failure(future)
+        assert isinstance(error, NotReady)
+        assert str(error).endswith("is not at ready state: down")
         with pytest.raises(NotReady):
             bench.ask(2)
         bench.executor.up = True
@@ -375,6 +377,18 @@ def test_callers_that_left_before_their_retry_do_not_hold_up_the_queue() -> None
         await bench.turns()
         bench.executor.answer(double)
         assert (await waiting).outputs["y"][0, 0] == 6
+
+    run(test)
+
+
+def test_what_was_in_flight_when_the_version_was_suspended_does_not_wait_for_it() -> None:
+    async def test() -> None:
+        bench = Bench()
+        future = bench.ask(1)
+        await bench.turns()
+        bench.scheduler.suspend("it died three times in a row")
+        bench.executor.die()
+        assert isinstance(await failure(future), RunnerDied)
 
     run(test)
 

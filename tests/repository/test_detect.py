@@ -104,6 +104,15 @@ def test_a_state_dict_is_told_from_torchscript(tmp_path: Path) -> None:
             detect(tmp_path / name)
 
 
+def test_a_zip_that_python_cannot_read_is_no_model_and_no_accident(tmp_path: Path) -> None:
+    write_zip(tmp_path / "model.pt", "m/code/a.py")
+    data = bytearray((tmp_path / "model.pt").read_bytes())
+    data[data.index(b"PK\x01\x02") + 6] = 99  # the version that is needed to extract it
+    (tmp_path / "model.pt").write_bytes(data)
+    with pytest.raises(LoadFailed):
+        detect(tmp_path)
+
+
 def test_a_model_py_without_the_class_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("class TritonPythonModel: ...\n")
 

@@ -235,3 +235,15 @@ def test_a_scalar_input(tmp_path: Path, make_context: MakeContext) -> None:
 
     assert session.signatures[DEFAULT_SIGNATURE].inputs[1].shape == ()
     assert run(session, x=ONES, k=np.array(4, np.float32)).tolist() == [[5, 5]]
+
+
+def test_a_scalar_stays_a_scalar(tmp_path: Path, make_context: MakeContext) -> None:
+    save(
+        tmp_path,
+        [helper.make_node("Add", ["x", "x"], ["y"])],
+        [tensor_info("x", shape=[])],
+        [tensor_info("y", shape=[])],
+    )
+    answer = run(OnnxSession(make_context()), x=np.array(4, np.float32))
+
+    assert (answer.shape, float(answer)) == ((), 8)

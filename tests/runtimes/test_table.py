@@ -5,24 +5,10 @@ import pytest
 
 from ekiben.errors import InvalidSettings, LoadFailed
 from ekiben.runtimes.base import LoadContext
-from ekiben.runtimes.table import RUNTIMES, load_session, platform_of
+from ekiben.runtimes.table import RUNTIMES, load_session
 from ekiben.testing import FakeRuntime
 
 MakeContext = Callable[..., LoadContext]
-
-
-@pytest.mark.parametrize(
-    ("runtime", "platform"),
-    [
-        ("onnx", "onnxruntime_onnx"),
-        ("tensorflow", "tensorflow_savedmodel"),
-        ("torchscript", "pytorch_libtorch"),
-        ("python", "python"),
-        ("ekiben.testing:FakeRuntime", "python"),
-    ],
-)
-def test_platforms(runtime: str, platform: str) -> None:
-    assert platform_of(runtime) == platform
 
 
 def test_a_runtime_of_the_users_own_is_named_by_module_and_class(make_context: MakeContext) -> None:
@@ -44,6 +30,6 @@ def test_a_runtime_that_cannot_be_imported_names_model_and_reason(runtime: str, 
 def test_every_runtime_is_one_file() -> None:
     folder = Path(load_session.__code__.co_filename).parent
 
-    for entry in RUNTIMES.values():
-        module, _, _ = entry.target.rpartition(":")
+    for target in RUNTIMES.values():
+        module, _, _ = target.rpartition(":")
         assert (folder / f"{module.rpartition('.')[2]}.py").is_file()
