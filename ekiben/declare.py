@@ -30,7 +30,6 @@ from ekiben.errors import Code, EkibenError, InvalidRequest, Unavailable, Unsupp
 from ekiben.inputs import as_tensor
 from ekiben.preprocess import Label, decode, parse, prepare, rank
 from ekiben.types import (
-    DATATYPES,
     Batching,
     ModelSettings,
     Parameter,
