@@ -69,7 +69,9 @@ class Server(msgspec.Struct, frozen=True):
 def ekiben(repository: Path) -> Iterator[Server]:
     """This engine over a repository folder. Ready means every model in it is."""
     command = [str(BINARIES / "ekiben"), "serve", "--repository", str(repository)]
-    with _running("ekiben", command, "/v2/health/ready", {"BENTOML_HOME": str(BENCH / "bentoml_home")}) as server:
+    with _running(
+        "ekiben", command, "/v2/health/ready", {"BENTOML_HOME": str(BENCH / "bentoml_home"), "EKIBEN_GRPC_PORT": "0"}
+    ) as server:
         yield server
 
 

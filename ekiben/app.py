@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from ekiben import logs
 from ekiben.clock import SYSTEM_CLOCK
 from ekiben.declare import Answering, Repository, Runner
+from ekiben.doors.grpc_port import GrpcPort
 from ekiben.doors.oip_http import OipHttp
 from ekiben.doors.prometheus import render
 from ekiben.engine.engine import Engine, VersionView
@@ -46,6 +47,8 @@ _GC_THRESHOLDS: Final = (50_000, 50, 50)
 """Full collections of a large heap take 100 ms and more, so they are made rare, and what start-up made is frozen."""
 
 _MOST_NUMBERS: Final = 64
+_ORPHAN_SECONDS: Final = 10.0
+"""What a worker without its parent has to end by itself, before it is ended: nobody would notice that it has not."""
 _ZEROS: Final = {"BYTES": "", "BOOL": False}
 
 
@@ -124,6 +127,7 @@ class EngineApp:
         self._declared = {(runner.tag.name, _version_of(runner)): runner for runner in runners}
         self._engine: Engine | None = None
         self._oip: OipHttp | None = None
+        self._grpc_address = ""
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -132,8 +136,15 @@ class EngineApp:
                 await oip(scope, receive, send)
                 return
         elif scope["type"] == "lifespan":
-            async with self._running():
-                await self.bentoml(scope, receive, send)
+            async with self._running() as stop:
+
+                async def send_after_stop(message: dict[str, Any]) -> None:
+                    # Once uvicorn has this message it ends the process, and nothing after it would run.
+                    if message["type"].startswith("lifespan.shutdown"):
+                        await stop()
+                    await send(message)
+
+                await self.bentoml(scope, receive, send_after_stop)
             return
         await self.bentoml(scope, receive, send)
 
@@ -169,14 +180,27 @@ class EngineApp:
             concurrent_loads=max(1, cores),
         )
         self._oip = OipHttp(engine, self._settings)
+        grpc = GrpcPort(engine, self._settings.body_limit_bytes)
+        host, _ = _http_address(self._settings)
+        if self._settings.grpc_port:
+            try:
+                await grpc.listen(host, self._settings.grpc_port)
+                self._grpc_address = _joined(host, self._settings.grpc_port)
+            except InvalidSettings as error:
+                _LOG.error("gRPC is not served: %s", error)
         starting = asyncio.create_task(self._start(engine))
-        try:
-            yield
-        finally:
+
+        async def stop() -> None:
             starting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await starting
+            await grpc.close()
             await engine.stop()
+
+        try:
+            yield stop
+        finally:
+            await stop()
 
     async def _start(self, engine: Engine) -> None:
         try:
@@ -192,8 +216,9 @@ class EngineApp:
         failed = [entry for entry in entries if entry.state == "UNAVAILABLE"]
         for entry in failed:
             _LOG.error("not served: %s %s: %s", entry.name, entry.version, entry.reason)
-        print(_banner(_address(self._settings), len(ready), len(failed)), flush=True)
-        print(_call(_address(self._settings), engine), flush=True)
+        address = f"http://{_joined(*_http_address(self._settings))}"
+        print(_banner(address, self._grpc_address, len(ready), len(failed)), flush=True)
+        print(_call(address, engine), flush=True)
 
     def _scan(self) -> Catalogue:
         return {name: self._configured(source) for name, source in self._reader.scan().items()}
@@ -232,18 +257,22 @@ def _version_of(runner: Runner) -> str:
     return "" if runner.tag.version in (None, "latest") else str(runner.tag.version)
 
 
-def _address(settings: Settings) -> str:
+def _http_address(settings: Settings) -> tuple[str, int]:
     """Where uvicorn listens: the socket that BentoML handed to this worker, whatever option or variable chose it."""
     host, port = settings.host, settings.port
     if "--fd" in sys.argv:
         with socket.socket(fileno=os.dup(int(sys.argv[sys.argv.index("--fd") + 1]))) as listening:
             host, port = listening.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return host, port
 
 
-def _banner(address: str, ready: int, failed: int) -> str:
+def _joined(host: str, port: int) -> str:
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _banner(http: str, grpc: str, ready: int, failed: int) -> str:
     broken = f", {failed} not served (see above)" if failed else ""
-    return f"Ekiben is ready at {address} (model versions: {ready} served{broken})"
+    return f"Ekiben is ready: HTTP {http}, gRPC {grpc or 'off'} (model versions: {ready} served{broken})"
 
 
 def _call(address: str, engine: Engine) -> str:
@@ -282,19 +311,23 @@ def _photo() -> str:
 def _end_with_parent() -> None:
     """End when the process that started us does, however it ends; a worker without its parent holds the port."""
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        _LOG.error("the parent process is gone: ending")
+        os.kill(os.getpid(), signal.SIGTERM)
+        loop.call_later(_ORPHAN_SECONDS, os._exit, 1)
+
     started_by = os.environ.get(PARENT_VARIABLE)
     try:
         parent = os.pidfd_open(os.getppid())
     except OSError:
         parent = -1
     if parent < 0 or (started_by and started_by != str(os.getppid())):
-        _LOG.error("the parent process is gone: ending")
-        os.kill(os.getpid(), signal.SIGTERM)
+        end()
         return
 
     def gone() -> None:
         loop.remove_reader(parent)
-        _LOG.error("the parent process is gone: ending")
-        os.kill(os.getpid(), signal.SIGTERM)
+        end()
 
     loop.add_reader(parent, gone)

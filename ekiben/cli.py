@@ -29,7 +29,7 @@ from ekiben.repository.selection import AvailableModel, AvailableVersion
 from ekiben.repository.version_numbers import VersionNumbers, number_in
 from ekiben.runner.cores import usable_cores
 from ekiben.runner.supervisor import Runner
-from ekiben.settings import PARENT_VARIABLE, Settings, bentoml_home, to_environment
+from ekiben.settings import GRACE_SECONDS, PARENT_VARIABLE, Settings, bentoml_home, to_environment
 from ekiben.types import Request, Response, Signature, Tensor, VersionSource, datatype_of
 
 __all__ = ["main", "parser"]
@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
     serve = command("serve", _serve, "Start the server.", place, state)
     serve.add_argument("--host", metavar="ADDRESS", help="address to listen on (127.0.0.1; 0.0.0.0 opens it)")
     serve.add_argument("--port", type=int, help="HTTP port (3000)")
-    serve.add_argument("--grpc-port", type=int, metavar="PORT", help="gRPC port (3001), for the gRPC door to come")
+    serve.add_argument("--grpc-port", type=int, metavar="PORT", help="gRPC port (3001; 0: none)")
     serve.add_argument(
         "--model-control", choices=("none", "poll", "explicit"), help="what is loaded at start (none: all)"
     )
@@ -153,12 +153,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = Settings.load(arguments.config, os.environ, options)
     _open(settings)
     host = _address(settings.host)
-    _check_port(host, settings.port)
+    _check_port(host, settings.port, "--port")
+    _check_port(host, settings.grpc_port, "--grpc-port")
     environment = {**os.environ, **to_environment({**options, "host": host, "port": settings.port})}
     environment[PARENT_VARIABLE] = str(os.getpid())
     if arguments.config:
         environment["EKIBEN_CONFIG"] = _absolute(arguments.config)
     command = [sys.executable, "-m", "bentoml", "serve", _SERVICE, "--working-dir", str(_service_folder())]
+    command += ["--timeout-graceful-shutdown", str(GRACE_SECONDS)]
     sys.stdout.flush()
     os.execve(sys.executable, command, environment)
 
@@ -330,7 +332,7 @@ def _address(host: str) -> str:
         raise InvalidSettings(f"host must be an IP address, like 127.0.0.1 or 0.0.0.0, got '{host}'") from None
 
 
-def _check_port(host: str, port: int) -> None:
+def _check_port(host: str, port: int, option: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -338,7 +340,7 @@ def _check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise Unavailable(
-                f"port {port} on {host} cannot be listened on: {error.strerror}; choose another with --port"
+                f"port {port} on {host} cannot be listened on: {error.strerror}; choose another with {option}"
             ) from None
 
 

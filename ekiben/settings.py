@@ -14,7 +14,15 @@ import msgspec
 from ekiben.errors import InvalidSettings
 from ekiben.plain import convert, load_yaml
 
-__all__ = ["BENTOML_VARIABLES", "PARENT_VARIABLE", "VARIABLES", "Settings", "bentoml_home", "to_environment"]
+__all__ = [
+    "BENTOML_VARIABLES",
+    "GRACE_SECONDS",
+    "PARENT_VARIABLE",
+    "VARIABLES",
+    "Settings",
+    "bentoml_home",
+    "to_environment",
+]
 
 _ENVIRONMENT: Final = "the environment"
 _PREFIX: Final = "EKIBEN_"
@@ -31,6 +39,9 @@ BENTOML_VARIABLES: Final[Mapping[str, str]] = {
 PARENT_VARIABLE: Final = "EKIBEN_SERVE_PID"
 """Set by `ekiben serve` to its own process id, so that a worker knows if its parent died before it came up."""
 
+GRACE_SECONDS: Final = 30
+"""What requests in flight have to end after SIGTERM, before they are cut off."""
+
 _SINGULAR: Final = {"repositories": "repository", "load_models": "load_model"}
 _FOREIGN: Final = "tcp://"
 """What Kubernetes puts into EKIBEN_PORT and its like for a Service that is named ekiben."""
@@ -42,7 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host: str = "127.0.0.1"
     port: int = 3000
     grpc_port: int = 3001
-    """Kept for the gRPC door; nothing listens there yet."""
+    """0: no gRPC."""
     workers: int = 1
     repositories: tuple[str, ...] = ()
     """Folders of models, and 'store' for the Bento model store. Empty: what service.py declares."""

@@ -53,6 +53,9 @@ DATATYPES: Final[Mapping[str, np.dtype[Any]]] = {
 }
 """Open Inference Protocol datatype → numpy dtype."""
 
+_LARGEST: Final = (1 << 31) - 1
+_MOST_INSTANCES: Final = 64
+_MOST_THREADS: Final = 1024
 _NAMES: Final = {dtype: name for name, dtype in DATATYPES.items()}
 
 
@@ -112,10 +115,10 @@ class Batching(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_delay_us", "timeout_us"):
             value = getattr(self, name)
-            if value is not None and value < 0:
-                raise InvalidSettings(f"batching.{name} must be 0 or more, got {value}")
-        if self.max_queue_rows < 1:
-            raise InvalidSettings(f"batching.max_queue_rows must be 1 or more, got {self.max_queue_rows}")
+            if value is not None and not 0 <= value <= _LARGEST:
+                raise InvalidSettings(f"batching.{name} must be from 0 to {_LARGEST}, got {value}")
+        if not 1 <= self.max_queue_rows <= _LARGEST:
+            raise InvalidSettings(f"batching.max_queue_rows must be from 1 to {_LARGEST}, got {self.max_queue_rows}")
         if any(size < 1 for size in self.preferred_sizes):
             raise InvalidSettings(f"batching.preferred_sizes must be 1 or more, got {list(self.preferred_sizes)}")
         if self.policy != "fixed":
@@ -135,10 +138,10 @@ class Instances(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
         kind, _, index = self.device.partition(":")
         if not (self.device in ("auto", "cpu") or (kind == "gpu" and index.isdigit())):
             raise InvalidSettings(f"instances.device must be 'auto', 'cpu' or 'gpu:N', got '{self.device}'")
-        if self.count < 1:
-            raise InvalidSettings(f"instances.count must be 1 or more, got {self.count}")
-        if self.threads < 0:
-            raise InvalidSettings(f"instances.threads must be 0 or more, got {self.threads}")
+        if not 1 <= self.count <= _MOST_INSTANCES:
+            raise InvalidSettings(f"instances.count must be from 1 to {_MOST_INSTANCES}, got {self.count}")
+        if not 0 <= self.threads <= _MOST_THREADS:
+            raise InvalidSettings(f"instances.threads must be from 0 to {_MOST_THREADS}, got {self.threads}")
 
 
 class ModelSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -162,6 +165,10 @@ class ModelSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     load_timeout_ms: float = 300_000.0
     parameters: dict[str, Parameter] = {}
     """Runtime-specific options."""
+
+    def __post_init__(self) -> None:
+        if not self.instances:
+            raise InvalidSettings("instances must be one or more, got none")
 
 
 class VersionSource(msgspec.Struct, frozen=True):

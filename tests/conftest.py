@@ -33,6 +33,7 @@ class Server:
     """A running `ekiben serve`."""
 
     def __init__(self, command: list[str], environment: Mapping[str, str], port: int, log: Path, folder: Path) -> None:
+        self.grpc = f"127.0.0.1:{environment['EKIBEN_GRPC_PORT']}"
         self.url = f"http://127.0.0.1:{port}"
         self.host = f"127.0.0.1:{port}"
         self._log = log
@@ -122,6 +123,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("EKIBEN_", "BENTOML_"))},
             "BENTOML_HOME": str(home or place / "home"),
+            "EKIBEN_GRPC_PORT": str(free_port()),
             "BENTOML_DO_NOT_TRACK": "true",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             **variables,

@@ -309,7 +309,8 @@ def test_serve_becomes_bentoml_with_the_options_as_variables(
     )  # fmt: skip
     ((program, command, environ),) = called
     assert program == sys.executable
-    assert command[1:] == ["-m", "bentoml", "serve", "service:Engine", "--working-dir", str(tmp_path)]
+    assert command[1:7] == ["-m", "bentoml", "serve", "service:Engine", "--working-dir", str(tmp_path)]
+    assert command[7:] == ["--timeout-graceful-shutdown", "30"]
     assert (environ["BENTOML_HOST"], environ["BENTOML_PORT"]) == ("127.0.0.1", str(port))
     assert json.loads(environ["EKIBEN_REPOSITORY"]) == [str(tree), "store"]
     assert json.loads(environ["EKIBEN_LOAD_MODEL"]) == ["m"]

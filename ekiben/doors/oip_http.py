@@ -50,6 +50,8 @@ _KEPT_PATH_BYTES: Final = 256
 _INLINE_UNPACK_BYTES: Final = 4 << 10
 """Compressed bodies up to here are unpacked on the loop: they come to 4 MiB at deflate's best ratio."""
 _INLINE_PACK_BYTES: Final = 64 << 10
+_INLINE_ELEMENTS: Final = 1 << 17
+"""Replies up to here are written on the loop, some milliseconds at most."""
 _INLINE_DECODE_BYTES: Final = 8 << 20
 _WORTH_PACKING_BYTES: Final = 128
 _REPOSITORY_BODY_BYTES: Final = 1 << 20
@@ -137,7 +139,7 @@ class OipHttp:
         return path.startswith("/v2/") or path == "/v2"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Raises nothing but the loop's own cancellation."""
+        """Answer one request. Raises nothing."""
         fields: Fields = {}
         for name, value in scope["headers"]:
             if name in _READ:
@@ -150,7 +152,8 @@ class OipHttp:
                 answer = await handler(target, receive, fields)
             else:
                 answer = Answer(405, error_body("Method Not Allowed"), (_JSON, (b"allow", ", ".join(methods).encode())))
-        except _Gone:
+        except (_Gone, asyncio.CancelledError):
+            # The caller has gone, or the server ends and its patience is over.
             return
         except Exception as error:
             answer = self._failed(error, scope, target, fields)
@@ -246,7 +249,10 @@ class OipHttp:
                 watch.close()
         if not alive():
             raise _Gone
-        reply = encode_reply(call, response, classes)
+        if sum(tensor.size for tensor in response.outputs.values()) <= _INLINE_ELEMENTS:
+            reply = encode_reply(call, response, classes)
+        else:
+            reply = await asyncio.to_thread(encode_reply, call, response, classes)
         body = reply.body
         headers: tuple[tuple[bytes, bytes], ...] = (_JSON,)
         if reply.header_length >= 0:

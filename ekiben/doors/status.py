@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from ekiben.errors import Code, EkibenError
+from ekiben.wire.h2.codes import Status
 
-__all__ = ["HTTP", "http_status"]
+__all__ = ["GRPC", "HTTP", "grpc_status", "http_status"]
 
 HTTP: Final[Mapping[Code, int]] = {
     Code.INVALID_ARGUMENT: 400,
@@ -17,7 +18,22 @@ HTTP: Final[Mapping[Code, int]] = {
 }
 """As Triton answers on HTTP (protocols: error behaviour)."""
 
+GRPC: Final[Mapping[Code, Status]] = {
+    Code.INVALID_ARGUMENT: Status.INVALID_ARGUMENT,
+    Code.NOT_FOUND: Status.NOT_FOUND,
+    Code.UNAVAILABLE: Status.UNAVAILABLE,
+    Code.UNSUPPORTED: Status.UNIMPLEMENTED,
+    Code.CANCELLED: Status.CANCELLED,
+    Code.INTERNAL: Status.INTERNAL,
+}
+"""As Triton answers on gRPC."""
+
 
 def http_status(error: EkibenError) -> int:
     """The HTTP status of an error."""
     return HTTP[error.code]
+
+
+def grpc_status(error: EkibenError) -> Status:
+    """The gRPC status of an error."""
+    return GRPC[error.code]

@@ -65,6 +65,7 @@ class Engine:
         self._known: dict[str, ModelSource] = {}
         self._loads = asyncio.Semaphore(concurrent_loads)
         self._scanning = asyncio.Lock()
+        self._scanned = False
         self._started = False
         self._missing: dict[str, str] = {}
         """Models named to be loaded that the repository does not have or cannot read, with the reason."""
@@ -78,6 +79,9 @@ class Engine:
         for name in self._load_models:
             if name not in catalogue and name != _EVERY_MODEL:
                 self._missing[name] = "the repository has no such model"
+        for source in wanted.values():
+            self._model(source.name)
+        self._scanned = True
         await asyncio.gather(*(self._reconcile(source) for source in wanted.values()))
         self._started = True
         for name, reason in self._missing.items():
@@ -207,12 +211,13 @@ class Engine:
         if source.error:
             self._missing[source.name] = source.error
             return
-        model = self._models.get(source.name)
+        await self._model(source.name).reconcile(source.versions)
+
+    def _model(self, name: str) -> Model:
+        model = self._models.get(name)
         if model is None:
-            model = self._models[source.name] = Model(
-                source.name, self._runner_factory, self._clock, self._loads, self._route
-            )
-        await model.reconcile(source.versions)
+            model = self._models[name] = Model(name, self._runner_factory, self._clock, self._loads, self._route)
+        return model
 
     def _route(self, model: Model) -> None:
         """Point every address of a model at its loaded versions; in one step, so no request sees half of it."""
@@ -234,6 +239,8 @@ class Engine:
 
     def _unroutable(self, model: str, version: str) -> EkibenError:
         known = self._models.get(model)
+        if known is None and not self._scanned:
+            return NotReady(f"Request for unknown model: '{model}' has no available versions: the server is starting")
         if known is None or not known.wanted():
             return NotFound(f"Request for unknown model: '{model}' is not found")
         if known.loaded and version:

@@ -55,7 +55,7 @@ def check_policy(policy: Policy) -> None:
             raise InvalidSettings(f"version_policy must be {_FORMS}, got {list(policy)}")
     elif policy != "all":
         kind, _, count = policy.partition(":")
-        if kind != "latest" or not (count.isascii() and count.isdigit() and int(count) >= 1):
+        if kind != "latest" or not (count.isascii() and count.isdigit() and len(count) < 10 and int(count) >= 1):
             raise InvalidSettings(f"version_policy must be {_FORMS}, got '{policy}'")
 
 

@@ -3,6 +3,7 @@
 Beside the versions stands `model.yaml` or `config.pbtxt`, or neither.
 """
 
+import logging
 import os
 import stat
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from ekiben.types import Catalogue, ModelSettings
 
 __all__ = ["ModelTree"]
 
+_LOG: Final = logging.getLogger(__name__)
 _CONFIG_FILES: Final = (SETTINGS_FILE, PBTXT_FILE)
 
 
@@ -77,6 +79,9 @@ class ModelTree:
             settings = self._settings(name, folder, configured)
         except InvalidSettings as error:
             return AvailableModel(name, error=error.message)
+        except Exception as error:  # anyone may have written the file: one model's must not cost the others
+            _LOG.exception("the configuration of '%s' cannot be read", folder)
+            return AvailableModel(name, error=f"the configuration in '{folder}' cannot be read: {error}")
         if not numbered:
             return AvailableModel(name, error=f"'{folder}' holds no version: no folder whose name is a whole number")
         versions = tuple(_version(number, numbered[number], settings) for number in sorted(numbered))
@@ -88,6 +93,8 @@ class ModelTree:
         if not configured:
             return ModelSettings()
         path = folder / configured[0]
+        if not path.is_file():
+            raise InvalidSettings(f"'{path}' is not a file")
         settings = read_settings(path) if path.name == SETTINGS_FILE else read_pbtxt(path, name, self._notes.warn)
         return with_model_folder(settings, folder)
 

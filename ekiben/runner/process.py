@@ -41,6 +41,7 @@ from ekiben.types import ModelSettings, Tensor, VersionSource
 
 __all__ = ["RunnerProcess", "plan_instances"]
 
+_LOST_REPORT_SECONDS: Final = 1.0
 SLOTS: Final = 2
 """Batches in flight per instance: one running, one ready in the arena behind it."""
 
@@ -369,10 +370,18 @@ class RunnerProcess:
         self._loop.remove_reader(self._control.fileno())
         try:
             report = receive_document(self._control, LoadReport)
-        except (EOFError, BlockingIOError, ConnectionResetError):
+        except (BlockingIOError, ConnectionResetError):
+            return
+        except EOFError as error:
+            # If the process has ended, its pidfd is about to say more. If not, the descriptor was lost on the way.
+            lost = LoadReport({}, (), f"{self._name}: its load report could not be received: {error}")
+            self._loop.call_later(_LOST_REPORT_SECONDS, self._take_report, lost)
             return
         except msgspec.DecodeError as error:
             report = LoadReport({}, (), f"{self._name} loaded as something that cannot be served: {error}")
+        self._take_report(report)
+
+    def _take_report(self, report: LoadReport) -> None:
         if not self._report.done():
             self._report.set_result(report)
 

@@ -151,7 +151,11 @@ def _checked(results: Mapping[str, Tensor], wanted: Iterable[str]) -> Iterable[T
 
 
 def _text(error: BaseException) -> str:
-    return _printable(str(error) or type(error).__name__)[:ERROR_CHARACTERS]
+    try:
+        text = str(error)
+    except Exception:  # a model's own exception class may fail at that too
+        text = ""
+    return _printable(text or type(error).__name__)[:ERROR_CHARACTERS]
 
 
 def _printable(text: str) -> str:

@@ -10,11 +10,21 @@ from typing import Final
 
 import numpy as np
 
-from ekiben.errors import InvalidRequest
+from ekiben.errors import InvalidRequest, TooLarge
 from ekiben.types import DATATYPES, Tensor
 
-__all__ = ["binary_from_tensor", "bytes_array", "bytes_elements", "shaped", "tensor_from_binary"]
+__all__ = [
+    "MOST_TEXTS",
+    "binary_from_tensor",
+    "bytes_array",
+    "bytes_elements",
+    "check_text",
+    "shaped",
+    "tensor_from_binary",
+]
 
+MOST_TEXTS: Final = 1 << 18
+"""BYTES elements of one tensor: each is an object, and takes its time on the event loop."""
 _LENGTH: Final = struct.Struct("<I")
 _COUNTED: Final = 1024
 """Elements over the expected number that are still counted, for the message."""
@@ -31,6 +41,12 @@ def shaped(name: str, flat: Tensor, shape: Sequence[int]) -> Tensor:
         raise InvalidRequest(f"shape {list(shape)} of input '{name}' is too large") from None
 
 
+def check_text(name: str, count: int) -> None:
+    """Raise TooLarge for more BYTES elements than can be handled one by one while others wait."""
+    if count > MOST_TEXTS:
+        raise TooLarge(f"input '{name}' has {count} BYTES elements, and a request may have {MOST_TEXTS} in one tensor")
+
+
 def bytes_array(elements: Sequence[bytes]) -> Tensor:
     """A flat BYTES tensor."""
     array = np.empty(len(elements), np.object_)
@@ -44,6 +60,7 @@ def tensor_from_binary(
     """The tensor in `body[offset:offset + size]`: a view of it, but for BYTES. Raises InvalidRequest."""
     count = math.prod(shape)  # in Python's integers: exact at any size, and nothing is allocated
     if datatype == "BYTES":
+        check_text(name, count)
         return shaped(name, bytes_array(_bytes_elements(model, name, count, body[offset : offset + size])), shape)
     dtype = DATATYPES[datatype]
     if count * dtype.itemsize != size:

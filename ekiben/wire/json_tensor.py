@@ -16,7 +16,7 @@ import simdjson
 
 from ekiben.errors import InvalidRequest
 from ekiben.types import DATATYPES, Tensor
-from ekiben.wire.binary_tensor import bytes_array, bytes_elements, shaped
+from ekiben.wire.binary_tensor import bytes_array, bytes_elements, check_text, shaped
 from ekiben.wire.json_text import Repaired
 
 __all__ = ["FLOAT32_BOUND", "JsonData", "float_tensor", "json_data", "tensor_from_json", "with_non_finite"]
@@ -26,6 +26,8 @@ JsonData: TypeAlias = Tensor | list[str] | orjson.Fragment
 
 FLOAT32_BOUND: Final = 3.4028235677973366e38
 """The smallest number that rounds to infinity."""
+_SLICE: Final = 1 << 18
+"""Numbers that are written in one go."""
 _EXPLAINED: Final = 10_000
 """Elements that are looked at for the message."""
 _COUNTED: Final = 1024
@@ -57,6 +59,7 @@ def tensor_from_json(
     if datatype in _NUMBERS:
         flat = _numbers(name, datatype, data, repaired)
     elif datatype == "BYTES":
+        check_text(name, count)
         texts = _elements(name, datatype, data, str, count, repaired)
         if repaired is not None:
             texts = [repaired.string(text) for text in texts]
@@ -189,17 +192,41 @@ def json_data(model: str, name: str, datatype: str, tensor: Tensor) -> JsonData:
         raise InvalidRequest(
             f"sending {datatype} data via JSON is not supported. Please use the binary data format for output {name}"
         )
-    return tensor.ravel()
+    flat = tensor.ravel()
+    if flat.size <= _SLICE:
+        return flat
+    # One call of orjson would keep every other thread waiting for as long as it takes.
+    slices = (_dumped(flat[start : start + _SLICE]) for start in range(0, flat.size, _SLICE))
+    return orjson.Fragment(b"[" + b",".join(piece[1:-1] for piece in slices) + b"]")
 
 
 def with_non_finite(data: JsonData) -> JsonData:
     """The same data with NaN, Infinity and -Infinity spelt as Python's json does, where there are any."""
-    if not isinstance(data, np.ndarray) or data.dtype.kind != "f" or np.isfinite(data).all():
-        return data
-    pieces = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY).split(b"null")
+    return orjson.Fragment(_dumped(data)) if isinstance(data, np.ndarray) and data.dtype.kind == "f" else data
+
+
+def _dumped(data: Tensor) -> bytes:
+    """A flat numeric array as JSON; orjson writes null for what is not finite."""
+    text = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"null" not in text:
+        return text
+    infinite = np.isinf(data)
+    if not infinite.any():
+        return text.replace(b"null", b"NaN")
+    largest = np.finfo(data.dtype).max
+    if (np.abs(data) == largest).any():
+        return _spelt_one_by_one(data, text)
+    # The largest number stands for infinity, and its text is then replaced; its sign is in front of it already.
+    text = orjson.dumps(np.where(infinite, np.copysign(largest, data), data), option=orjson.OPT_SERIALIZE_NUMPY)
+    stand_in = orjson.dumps(np.array([largest], data.dtype), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+    return text.replace(b"null", b"NaN").replace(stand_in, b"Infinity")
+
+
+def _spelt_one_by_one(data: Tensor, text: bytes) -> bytes:
+    pieces = text.split(b"null")
     strange = data[~np.isfinite(data)]
     tokens = np.where(np.isnan(strange), "NaN", np.where(strange > 0, "Infinity", "-Infinity")).tolist()
     parts = [pieces[0]]
     for token, piece in zip(tokens, pieces[1:], strict=True):
         parts += (token.encode(), piece)
-    return orjson.Fragment(b"".join(parts))
+    return b"".join(parts)

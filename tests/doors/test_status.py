@@ -3,34 +3,36 @@
 import pytest
 
 from ekiben import errors
-from ekiben.doors.status import HTTP, http_status
+from ekiben.doors.status import GRPC, HTTP, grpc_status, http_status
 from ekiben.errors import Code, EkibenError
 
 _STATUS = {
-    "InvalidRequest": 400,
-    "TooLarge": 400,
-    "NotFound": 404,
-    "Unavailable": 503,
-    "NotReady": 503,
-    "QueueFull": 503,
-    "QueueTimeout": 503,
-    "RunnerDied": 503,
-    "Unsupported": 501,
-    "Cancelled": 400,
-    "InferenceFailed": 500,
-    "ExecutionTimeout": 500,
-    "LoadFailed": 500,
-    "InvalidSettings": 400,
-    "EkibenError": 500,
+    "InvalidRequest": (400, "INVALID_ARGUMENT"),
+    "TooLarge": (400, "INVALID_ARGUMENT"),
+    "NotFound": (404, "NOT_FOUND"),
+    "Unavailable": (503, "UNAVAILABLE"),
+    "NotReady": (503, "UNAVAILABLE"),
+    "QueueFull": (503, "UNAVAILABLE"),
+    "QueueTimeout": (503, "UNAVAILABLE"),
+    "RunnerDied": (503, "UNAVAILABLE"),
+    "Unsupported": (501, "UNIMPLEMENTED"),
+    "Cancelled": (400, "CANCELLED"),
+    "InferenceFailed": (500, "INTERNAL"),
+    "ExecutionTimeout": (500, "INTERNAL"),
+    "LoadFailed": (500, "INTERNAL"),
+    "InvalidSettings": (400, "INVALID_ARGUMENT"),
+    "EkibenError": (500, "INTERNAL"),
 }
 
 
 @pytest.mark.parametrize(
     "kind", [kind for name in errors.__all__ if issubclass(kind := getattr(errors, name), EkibenError)]
 )
-def test_http(kind: type[EkibenError]) -> None:
-    assert http_status(kind("why")) == _STATUS[kind.__name__]
+def test_status(kind: type[EkibenError]) -> None:
+    error = kind("why")
+    assert (http_status(error), grpc_status(error).name) == _STATUS[kind.__name__]
 
 
-def test_every_code_has_an_http_status() -> None:
-    assert set(HTTP) == set(Code)
+@pytest.mark.parametrize("table", [HTTP, GRPC])
+def test_every_code_has_a_status(table: dict[Code, int]) -> None:
+    assert set(table) == set(Code)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,11 @@ import tritonclient.http as triton
 
 from tests.conftest import Serve, Server
 
+SETTINGS = (
+    "runtime: python\n"
+    "signatures: {serving_default: {inputs: [{name: x, datatype: FP32, shape: [-1, 2]}], "
+    "outputs: [{name: y, datatype: FP32, shape: [-1, 2]}]}}\n"
+)
 FRAMEWORKS = ("torch", "tensorflow", "onnxruntime", "onnx", "keras")
 
 
@@ -26,11 +32,7 @@ def models(tmp_path: Path) -> Path:
         "        return {'y': inputs['x'] * 2}\n"
         "    def close(self): pass\n"
     )
-    (tmp_path / "double" / "model.yaml").write_text(
-        "runtime: python\n"
-        "signatures: {serving_default: {inputs: [{name: x, datatype: FP32, shape: [-1, 2]}], "
-        "outputs: [{name: y, datatype: FP32, shape: [-1, 2]}]}}\n"
-    )
+    (tmp_path / "double" / "model.yaml").write_text(SETTINGS)
     return tmp_path
 
 
@@ -97,6 +99,57 @@ def metrics(server: Server) -> str:
 
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as reply:
         return str(reply.read().decode())
+
+
+@pytest.fixture
+def closing(tmp_path: Path) -> Path:
+    """A repository whose model says when it is closed, and runs for as long as it is told."""
+    folder = tmp_path / "slow" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(
+        "import pathlib, time\n"
+        "class Model:\n"
+        "    def load(self, context): self.path = context.path\n"
+        "    def infer(self, inputs):\n"
+        "        time.sleep(float(inputs['x'][0, 0]))\n"
+        "        return {'y': inputs['x'] * 2}\n"
+        "    def close(self): (self.path / 'closed').touch()\n"
+    )
+    (tmp_path / "slow" / "model.yaml").write_text(SETTINGS + "execution_timeout_ms: 0\n")
+    return tmp_path
+
+
+def test_sigterm_closes_every_model(serve: Serve, closing: Path) -> None:
+    server = serve("--repository", str(closing))
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0
+    assert (closing / "slow" / "1" / "closed").exists()
+
+
+def test_a_worker_whose_parent_is_gone_ends_though_a_request_hangs(serve: Serve, closing: Path) -> None:
+    server = serve("--repository", str(closing))
+    with socket.create_connection(("127.0.0.1", int(server.host.rpartition(":")[2]))) as connection:
+        content = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[3600,0]}]}'
+        head = f"POST /v2/models/slow/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+        connection.sendall(head.encode() + content)
+        server.wait(lambda: 'ekiben_batches_in_flight{model="slow",version="1"} 1.0' in metrics(server), 30)
+        os.kill(server.process.pid, signal.SIGKILL)
+        server.process.wait(30)
+        server.wait(lambda: not server.processes(), 30)
+
+
+def test_a_model_is_not_unknown_while_the_server_starts(serve: Serve, closing: Path) -> None:
+    model = closing / "slow" / "1" / "model.py"
+    model.write_text(model.read_text().replace("def load(self, context):", "def load(self, context): time.sleep(3);"))
+    server = serve("--repository", str(closing), ready=False)
+    seen = set()
+
+    def ready() -> bool:
+        seen.add(server.status("/v2/models/slow/stats"))
+        return server.status() == 200
+
+    server.wait(ready, 60)
+    assert 404 not in seen
 
 
 def test_sigterm_ends_everything(serve: Serve, models: Path) -> None:

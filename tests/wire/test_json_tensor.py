@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from ekiben.errors import InvalidRequest
 from ekiben.types import Request, Response, Tensor
+from ekiben.wire.json_tensor import json_data, with_non_finite
 from ekiben.wire.oip_json import InferCall, encode_reply
 from tests.wire.bodies import PADDING, both_ways, decode, json_input, one, refused
 
@@ -127,3 +129,14 @@ def test_an_overflow_beside_nan_is_the_one_named() -> None:
     text = b'{"inputs":[{"name":"i","datatype":"FP32","shape":[2],"data":[NaN, 1e39]}]}'
     with pytest.raises(InvalidRequest, match=r"element 1 is 1e\+39"):
         decode(text)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("largest", [False, True])
+def test_large_outputs_with_numbers_that_are_not_finite_are_exact(dtype: type[np.floating[Any]], largest: bool) -> None:
+    data = np.random.default_rng(1).standard_normal(600_000).astype(dtype)
+    data[::3], data[1::5], data[2::7] = np.nan, np.inf, -np.inf
+    if largest:
+        data[4], data[11] = np.finfo(dtype).max, -np.finfo(dtype).max
+    text = orjson.dumps(with_non_finite(json_data("m", "o", {np.float32: "FP32", np.float64: "FP64"}[dtype], data)))
+    np.testing.assert_array_equal(np.array(json.loads(text), dtype), data)

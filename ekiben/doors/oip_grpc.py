@@ -1,0 +1,183 @@
+"""The Open Inference Protocol's gRPC door: `inference.GRPCInferenceService`, by method path.
+
+Inference has a file of its own. The other replies are made of the HTTP door's documents, so that both say the same.
+"""
+
+import itertools
+import os
+from collections import Counter
+from typing import Any, Final, NoReturn, final
+
+import msgspec
+from google.protobuf import json_format
+
+from ekiben import __version__
+from ekiben.doors.grpc_calls import Call, Methods, Unary
+from ekiben.doors.oip_grpc_infer import Inference
+from ekiben.engine.engine import Engine, VersionView
+from ekiben.errors import InvalidRequest, NotFound, NotReady, Unsupported
+from ekiben.types import Instances, ModelSettings
+from ekiben.wire.oip_documents import (
+    index_body,
+    model_config_body,
+    model_metadata_body,
+    server_metadata_body,
+    statistics_body,
+)
+from ekiben.wire.oip_proto import encode_kserve_change
+from ekiben.wire.protos.oip import OIP
+
+__all__ = ["OipGrpc"]
+
+_LATER: Final = (
+    "SystemSharedMemoryStatus",
+    "SystemSharedMemoryRegister",
+    "SystemSharedMemoryUnregister",
+    "CudaSharedMemoryStatus",
+    "CudaSharedMemoryRegister",
+    "CudaSharedMemoryUnregister",
+    "TraceSetting",
+    "LogSettings",
+)
+_USUAL_FILES: Final = {
+    "onnx": "model.onnx",
+    "python": "model.py",
+    "tensorflow": "model.savedmodel",
+    "torchscript": "model.pt",
+}
+"""Runtime → what its model is called where nothing else is said, as in Triton."""
+
+
+@final
+class OipGrpc:
+    """Built once per engine; its methods are called on the engine's loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._metadata = _message("ServerMetadataResponse", server_metadata_body(__version__))
+        inference = Inference(engine)
+        unary: dict[str, Unary] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._model_metadata,
+            "ModelInfer": inference.unary,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._repository_model_load,
+            "RepositoryModelUnload": self._repository_model_unload,
+            **dict.fromkeys(_LATER, _not_here),
+        }
+        path = f"/{OIP.services[0]}/"
+        self.methods: Final = Methods(
+            {path + name: handler for name, handler in unary.items()}, {path + "ModelStreamInfer": inference.stream}
+        )
+
+    def _server_live(self, _data: memoryview, _call: Call) -> bytes:
+        return _encoded("ServerLiveResponse", live=True)
+
+    def _server_ready(self, _data: memoryview, _call: Call) -> bytes:
+        return _encoded("ServerReadyResponse", ready=self._engine.ready())
+
+    def _server_metadata(self, _data: memoryview, _call: Call) -> bytes:
+        return self._metadata
+
+    def _model_ready(self, data: memoryview, _call: Call) -> bytes:
+        request = OIP.parse("ModelReadyRequest", data)
+        return _encoded("ModelReadyResponse", ready=self._engine.model_ready(request.name, request.version))
+
+    def _model_metadata(self, data: memoryview, _call: Call) -> bytes:
+        request = OIP.parse("ModelMetadataRequest", data)
+        view = self._engine.version(request.name, request.version)
+        versions = self._engine.ready_versions(request.name)
+        document = model_metadata_body(view.model, versions, view.platform, view.default)
+        return _message("ModelMetadataResponse", document)
+
+    def _model_config(self, data: memoryview, _call: Call) -> bytes:
+        request = OIP.parse("ModelConfigRequest", data)
+        view = self._engine.version(request.name, request.version)
+        document = model_config_body(view.model, view.platform, _as_loaded(view), view.default)
+        return _message("ModelConfigResponse", b'{"config":%s}' % document)
+
+    def _model_statistics(self, data: memoryview, _call: Call) -> bytes:
+        request = OIP.parse("ModelStatisticsRequest", data)
+        try:
+            versions = self._engine.statistics(request.name, request.version)
+        except (NotFound, NotReady) as error:
+            what = "requested model version is not available for model '{}'"
+            if not request.version:
+                what = "requested model '{}' is not available"
+            raise InvalidRequest(f"{what.format(request.name)}: {error.message}") from None
+        return _message("ModelStatisticsResponse", statistics_body(versions))
+
+    def _repository_index(self, data: memoryview, _call: Call) -> bytes:
+        request = OIP.parse("RepositoryIndexRequest", data)
+        _refuse_repository(request.repository_name)
+        lines = index_body([msgspec.structs.asdict(entry) for entry in self._engine.index(request.ready)])
+        return _message("RepositoryIndexResponse", b'{"models":%s}' % lines)
+
+    async def _repository_model_load(self, data: memoryview, _call: Call) -> bytes:
+        request = OIP.parse("RepositoryModelLoadRequest", data)
+        model, reply = _model_to_change(request)
+        if request.parameters:
+            raise Unsupported(
+                f"failed to load '{model}': load parameters are not supported, got '{min(request.parameters)}'"
+            )
+        await self._engine.load(model)
+        return reply
+
+    async def _repository_model_unload(self, data: memoryview, _call: Call) -> bytes:
+        model, reply = _model_to_change(OIP.parse("RepositoryModelUnloadRequest", data))
+        await self._engine.unload(model)
+        return reply
+
+
+def _as_loaded(view: VersionView) -> ModelSettings:
+    """A version's settings, with the file and the devices that loading chose.
+
+    Here, unlike in JSON, what is '' or KIND_AUTO is as good as not said.
+    """
+    settings = view.settings
+    file = settings.file
+    usual = _USUAL_FILES.get(settings.runtime, "")
+    if not file and usual and os.path.exists(os.path.join(view.source.path, usual)):
+        file = usual
+    instances: list[Instances] = []
+    devices = iter(view.loaded.devices)
+    for group in settings.instances:
+        chosen = Counter(itertools.islice(devices, group.count))
+        if group.device != "auto":
+            instances.append(group)
+        else:
+            instances += [Instances(device, count, group.threads) for device, count in chosen.items()]
+    return msgspec.structs.replace(settings, file=file, instances=tuple(instances))
+
+
+def _not_here(_data: memoryview, _call: Call) -> NoReturn:
+    raise Unsupported("this server does not have the trace, logging and shared-memory extensions")
+
+
+def _model_to_change(request: Any) -> tuple[str, bytes]:
+    """The model to load or unload, and what to reply: Triton's message has it in field 2, KServe's in field 1."""
+    model: str = request.model_name
+    if not model and request.repository_name:
+        model = request.repository_name
+        return model, encode_kserve_change(model)
+    _refuse_repository(request.repository_name)
+    return model, b""
+
+
+def _refuse_repository(name: str) -> None:
+    if name:
+        raise Unsupported(f"'repository_name' specification is not supported, got '{name}'")
+
+
+def _encoded(name: str, **fields: object) -> bytes:
+    return bytes(OIP.message(name)(**fields).SerializeToString())
+
+
+def _message(name: str, document: bytes) -> bytes:
+    """A message from one of the HTTP door's documents, whose keys are those of the message."""
+    return bytes(json_format.Parse(document, OIP.message(name)()).SerializeToString())
