@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 from typing import Final
 
-from benchmarks import image, recovery, small, synthetic, tail
+from benchmarks import grpc_calls, image, recovery, small, synthetic, tail
 from benchmarks.load import LoadFailed, wrk_version
 from benchmarks.models import ModelMissing
 from benchmarks.paths import BENCH, RESULTS
@@ -20,6 +20,7 @@ SUITES: Final = {
     "image": (image.run, 3, 8),
     "tail": (tail.run, 1, 60),
     "recovery": (recovery.run, 5, 0),
+    "grpc": (grpc_calls.run, 3, 8),
 }
 """Name → what to run, its repeats, the seconds of each run."""
 

@@ -19,7 +19,7 @@ from benchmarks.calls import Call, Floats
 from benchmarks.paths import BENCH, ROOT
 from benchmarks.processes import accepted_by, tree
 
-__all__ = ["Server", "ServerFailed", "bare_uvicorn", "bentoml_batchable", "ekiben"]
+__all__ = ["Server", "ServerFailed", "bare_uvicorn", "bentoml_batchable", "ekiben", "ekiben_grpc"]
 
 BINARIES: Final = Path(sys.executable).parent
 PEERS: Final = Path(__file__).parent / "peers"
@@ -73,6 +73,16 @@ def ekiben(repository: Path) -> Iterator[Server]:
         "ekiben", command, "/v2/health/ready", {"BENTOML_HOME": str(BENCH / "bentoml_home"), "EKIBEN_GRPC_PORT": "0"}
     ) as server:
         yield server
+
+
+@contextlib.contextmanager
+def ekiben_grpc(repository: Path) -> Iterator[str]:
+    """The same, for its gRPC port: yields the address."""
+    command = [str(BINARIES / "ekiben"), "serve", "--repository", str(repository)]
+    port = _free_port()
+    environment = {"BENTOML_HOME": str(BENCH / "bentoml_home"), "EKIBEN_GRPC_PORT": str(port)}
+    with _running("ekiben", command, "/v2/health/ready", environment):
+        yield f"127.0.0.1:{port}"
 
 
 @contextlib.contextmanager
