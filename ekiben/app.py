@@ -27,7 +27,11 @@ from msgspec.structs import replace
 from ekiben import logs
 from ekiben.clock import SYSTEM_CLOCK
 from ekiben.declare import Answering, Repository, Runner
+from ekiben.doors.grpc_calls import Methods
+from ekiben.doors.grpc_health import GrpcHealth
 from ekiben.doors.grpc_port import GrpcPort
+from ekiben.doors.grpc_reflection import GrpcReflection
+from ekiben.doors.oip_grpc import OipGrpc
 from ekiben.doors.oip_http import OipHttp
 from ekiben.doors.prometheus import render
 from ekiben.engine.engine import Engine, VersionView
@@ -39,6 +43,8 @@ from ekiben.runner.cores import usable_cores
 from ekiben.runner.supervisor import Runner as RunnerSupervisor
 from ekiben.settings import PARENT_VARIABLE, Settings, bentoml_home
 from ekiben.types import Catalogue, ModelSource, VersionSource
+from ekiben.wire.protos.grpc import HEALTH
+from ekiben.wire.protos.oip import OIP
 
 __all__ = ["EngineService"]
 
@@ -180,7 +186,7 @@ class EngineApp:
             concurrent_loads=max(1, cores),
         )
         self._oip = OipHttp(engine, self._settings)
-        grpc = GrpcPort(engine, self._settings.body_limit_bytes)
+        grpc = GrpcPort(_grpc_services(engine), self._settings.body_limit_bytes)
         host, _ = _http_address(self._settings)
         if self._settings.grpc_port:
             try:
@@ -251,6 +257,14 @@ class _LocalEngine:
 
     async def version(self, model: str, version: str = "") -> VersionView:
         return self._engine.version(model, version)
+
+
+def _grpc_services(engine: Engine) -> tuple[Methods, ...]:
+    return (
+        OipGrpc(engine).methods,
+        GrpcHealth(engine.ready, OIP.services).methods,
+        GrpcReflection([OIP, HEALTH]).methods,
+    )
 
 
 def _version_of(runner: Runner) -> str:

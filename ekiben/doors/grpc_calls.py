@@ -4,18 +4,37 @@ A handler raises EkibenError for what the caller may read (doors.status has the 
 ours, which the transport logs and answers with INTERNAL. The transport cancels what a handler gave when the call ends.
 """
 
+import asyncio
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
-__all__ = ["Call", "Methods", "Streaming", "Unary"]
+__all__ = ["Call", "Methods", "Pending", "Streaming", "Unary"]
 
 Call: TypeAlias = object
 """What the transport knows of a call; no handler looks at it yet."""
 
+
+class Pending(Awaitable[bytes]):
+    """An answer that is on its way: the transport waits for `future` by a callback, without a task, then asks `reply`.
+
+    Cancelling the future gives the answer up; awaiting this gives the reply.
+    """
+
+    future: asyncio.Future[Any]
+
+    @abstractmethod
+    def reply(self, value: Any) -> bytes:
+        """The message for what came out of `future`."""
+
+
 Unary: TypeAlias = Callable[[memoryview, Call], bytes | Awaitable[bytes]]
-"""One message in, one out. The message stays valid for as long as anybody holds a view of it."""
+"""One message in, one out, at once or from an awaitable: a Pending costs no task.
+
+The message stays valid for as long as anybody holds a view of it.
+"""
 
 Streaming: TypeAlias = Callable[[AsyncIterator[memoryview], Call], AsyncIterator[bytes]]
 """Any number of messages in and out; also for one message in or out, if the other side is a stream."""

@@ -8,19 +8,12 @@ import socket
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final, final
 
-from ekiben.doors.grpc_calls import Methods, Streaming, Unary
-from ekiben.doors.grpc_health import GrpcHealth
-from ekiben.doors.grpc_reflection import GrpcReflection
+from ekiben.doors.grpc_calls import Methods, Pending, Streaming, Unary
 from ekiben.doors.grpc_server import GrpcServer, Handler, StreamCall, UnaryCall, streaming
 from ekiben.doors.grpc_server import Unary as UnaryHandler
-from ekiben.doors.oip_grpc import OipGrpc
-from ekiben.doors.oip_grpc_infer import Pending
 from ekiben.doors.status import grpc_status
-from ekiben.engine.engine import Engine
 from ekiben.errors import EkibenError, InvalidSettings
 from ekiben.wire.h2 import GrpcError, Limits
-from ekiben.wire.protos.grpc import HEALTH
-from ekiben.wire.protos.oip import OIP
 
 __all__ = ["GrpcPort"]
 
@@ -29,15 +22,10 @@ _GRACE_SECONDS: Final = 5.0
 
 @final
 class GrpcPort:
-    """One listening port with the Open Inference Protocol, health and reflection. Lives on the engine's loop."""
+    """One listening port with several services. Lives on the engine's loop."""
 
-    def __init__(self, engine: Engine, message_limit_bytes: int) -> None:
+    def __init__(self, services: Iterable[Methods], message_limit_bytes: int) -> None:
         """A message over `message_limit_bytes` is answered RESOURCE_EXHAUSTED."""
-        services = (
-            OipGrpc(engine).methods,
-            GrpcHealth(engine.ready, OIP.services).methods,
-            GrpcReflection([OIP, HEALTH]).methods,
-        )
         self._server = GrpcServer(_handlers(services), Limits(message_bytes=message_limit_bytes), translate=_told)
         self._listener: asyncio.Server | None = None
 

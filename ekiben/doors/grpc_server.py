@@ -8,6 +8,7 @@ All on one event loop. The Protocol does not care what its transport is: TLS is 
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import random
@@ -291,9 +292,10 @@ class GrpcProtocol(asyncio.Protocol):
         """Close so that the client can still read the GOAWAY: closing with bytes unread would reset the connection."""
         self._ending = self.loop.call_later(_LINGER_S, self._transport.abort)
         if self.machine.faulty and self._transport.can_write_eof():
-            self._transport.write_eof()
-        else:
-            self._transport.close()
+            with contextlib.suppress(OSError):  # the client has gone before
+                self._transport.write_eof()
+                return
+        self._transport.close()
 
     # ---- unary calls
 

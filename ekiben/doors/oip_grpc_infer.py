@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 from functools import partial
 from typing import Any, Final, final
 
+from ekiben.doors import grpc_calls
 from ekiben.engine.engine import Engine
 from ekiben.errors import EkibenError, InvalidRequest
 from ekiben.types import Response
@@ -26,7 +27,7 @@ _IN_FLIGHT: Final = 256
 
 
 @final
-class Pending:
+class Pending(grpc_calls.Pending):
     """The answer to an inference that runs: await it; or wait for `future` by a callback, and then ask `reply`."""
 
     __slots__ = ("_classes", "_codec", "call", "future")
@@ -37,7 +38,7 @@ class Pending:
         self._codec = codec
         self._classes = classes
         self.call: Final = call
-        self.future: Final = future
+        self.future = future
         """Cancelling it frees the request's place."""
 
     def reply(self, response: Response) -> bytes:

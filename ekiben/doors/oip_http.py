@@ -11,14 +11,29 @@ import itertools
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, Final, TypeAlias, TypeVar, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, final
 from urllib.parse import quote
 
 import msgspec
 
 from ekiben import __version__
 from ekiben.clock import SYSTEM_CLOCK, Clock
+from ekiben.doors.http_calls import (
+    CONTENT_ENCODING,
+    CONTENT_LENGTH,
+    JSON,
+    Answer,
+    Fields,
+    Gone,
+    Handler,
+    Receive,
+    Scope,
+    Send,
+    check_declared,
+    small_body,
+    whole_body,
+)
 from ekiben.doors.status import http_status
 from ekiben.engine.engine import Engine
 from ekiben.errors import Cancelled, Code, EkibenError, InvalidRequest, NotFound, NotReady, TooLarge, Unsupported
@@ -37,12 +52,6 @@ from ekiben.wire.oip_paths import METHODS, Target, target_of
 
 __all__ = ["OipHttp"]
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Fields: TypeAlias = dict[bytes, bytes]
-"""Request headers that the door reads, by lower-case name."""
-
 _LOG: Final = logging.getLogger("ekiben.doors.oip_http")
 _ACCESS: Final = logging.getLogger("ekiben.access")
 _KEPT_ROUTES: Final = 1024
@@ -54,38 +63,21 @@ _INLINE_ELEMENTS: Final = 1 << 17
 """Replies up to here are written on the loop, some milliseconds at most."""
 _INLINE_DECODE_BYTES: Final = 8 << 20
 _WORTH_PACKING_BYTES: Final = 128
-_REPOSITORY_BODY_BYTES: Final = 1 << 20
 
-_JSON: Final = (b"content-type", b"application/json")
 _OCTETS: Final = (b"content-type", b"application/octet-stream")
-_CONTENT_LENGTH: Final = b"content-length"
-_CONTENT_ENCODING: Final = b"content-encoding"
 _ACCEPT_ENCODING: Final = b"accept-encoding"
 _HEADER_LENGTH: Final = b"inference-header-content-length"
 _REQUEST_ID: Final = b"x-request-id"
 _TRACEPARENT: Final = b"traceparent"
 _READ: Final = frozenset(
-    (_CONTENT_LENGTH, _CONTENT_ENCODING, _ACCEPT_ENCODING, _HEADER_LENGTH, _REQUEST_ID, _TRACEPARENT)
+    (CONTENT_LENGTH, CONTENT_ENCODING, _ACCEPT_ENCODING, _HEADER_LENGTH, _REQUEST_ID, _TRACEPARENT)
 )
 _SANE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _TRACE: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
 
 
-class Answer(msgspec.Struct, gc=False):
-    """A whole reply, but for the headers that all have."""
-
-    status: int
-    body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = (_JSON,)
-
-
-Handler: TypeAlias = Callable[[Target, Receive, Fields], Awaitable[Answer]]
 Route: TypeAlias = tuple[Target, tuple[str, ...], Handler]
 """What a path asks for, by which methods, and who answers."""
-
-
-class _Gone(Exception):
-    """The caller left: there is nobody to answer."""
 
 
 class _IndexBody(msgspec.Struct):
@@ -96,14 +88,18 @@ class _LoadBody(msgspec.Struct):
     parameters: dict[str, msgspec.Raw] = {}
 
 
-_Body = TypeVar("_Body", _IndexBody, _LoadBody)
-
-
 @final
 class OipHttp:
     """Built once per engine; called for every request whose path it `owns`, on the engine's loop."""
 
-    def __init__(self, engine: Engine, settings: Settings, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        clock: Clock = SYSTEM_CLOCK,
+        extensions: Sequence[Mapping[str, Handler]] = (),
+    ) -> None:
+        """`extensions` are handlers of further verbs (wire.oip_paths), each from a file of its own."""
         self._engine = engine
         self._access_log = settings.access_log
         self._clock = clock
@@ -118,7 +114,7 @@ class OipHttp:
         self._id_prefix = secrets.token_hex(6)
         self._id_numbers = itertools.count(1)
         self._metadata = server_metadata_body(__version__)
-        self._handlers: Mapping[str, Handler] = {
+        self._handlers: dict[str, Handler] = {
             "infer": self._infer,
             "server_metadata": self._server_metadata,
             "server_live": self._server_live,
@@ -132,6 +128,8 @@ class OipHttp:
             "unload": self._unload,
             "missing_extension": self._missing_extension,
         }
+        for handlers in extensions:
+            self._handlers |= handlers
 
     @staticmethod
     def owns(path: str) -> bool:
@@ -151,13 +149,13 @@ class OipHttp:
             if scope["method"] in methods:
                 answer = await handler(target, receive, fields)
             else:
-                answer = Answer(405, error_body("Method Not Allowed"), (_JSON, (b"allow", ", ".join(methods).encode())))
-        except (_Gone, asyncio.CancelledError):
+                answer = Answer(405, error_body("Method Not Allowed"), (JSON, (b"allow", ", ".join(methods).encode())))
+        except (Gone, asyncio.CancelledError):
             # The caller has gone, or the server ends and its patience is over.
             return
         except Exception as error:
             answer = self._failed(error, scope, target, fields)
-        headers = [*answer.headers, (_CONTENT_LENGTH, b"%d" % len(answer.body))]
+        headers = [*answer.headers, (CONTENT_LENGTH, b"%d" % len(answer.body))]
         if _REQUEST_ID in fields or answer.status >= 400:
             headers.append((_REQUEST_ID, self._request_id(fields)))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -206,18 +204,18 @@ class OipHttp:
         level = logging.WARNING if error.code is Code.INTERNAL else logging.DEBUG
         if _LOG.isEnabledFor(level):
             _LOG.log(level, "%s %r failed: %r", scope["method"], scope["path"], error.message, extra=extra)
-        headers = (_JSON, (_ACCEPT_ENCODING, ENCODINGS)) if error.code is Code.UNSUPPORTED else (_JSON,)
+        headers = (JSON, (_ACCEPT_ENCODING, ENCODINGS)) if error.code is Code.UNSUPPORTED else (JSON,)
         return Answer(http_status(error), error_body(error.message), headers)
 
     async def _infer(self, target: Target, receive: Receive, fields: Fields) -> Answer:
-        if len(fields.get(_CONTENT_LENGTH, b"")) >= self._limit_digits:
-            _check_declared(fields, self._body_limit)
+        if len(fields.get(CONTENT_LENGTH, b"")) >= self._limit_digits:
+            check_declared(fields, self._body_limit)
         message = await receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body") or message["type"] != "http.request" or len(body) > self._body_limit:
-            body = await _whole_body(message, receive, self._body_limit)
-        if _CONTENT_ENCODING in fields:
-            body = await self._unpacked(body, fields[_CONTENT_ENCODING])
+            body = await whole_body(message, receive, self._body_limit)
+        if CONTENT_ENCODING in fields:
+            body = await self._unpacked(body, fields[CONTENT_ENCODING])
         if len(body) <= self._inline_limit and _HEADER_LENGTH not in fields:
             call = self._decoder.decode(target.model, target.version, body)
         else:
@@ -242,25 +240,25 @@ class OipHttp:
             response = await self._engine.infer(request)
         except Cancelled:
             if not alive():
-                raise _Gone from None
+                raise Gone from None
             raise
         finally:
             if watch is not None:
                 watch.close()
         if not alive():
-            raise _Gone
+            raise Gone
         if sum(tensor.size for tensor in response.outputs.values()) <= _INLINE_ELEMENTS:
             reply = encode_reply(call, response, classes)
         else:
             reply = await asyncio.to_thread(encode_reply, call, response, classes)
         body = reply.body
-        headers: tuple[tuple[bytes, bytes], ...] = (_JSON,)
+        headers: tuple[tuple[bytes, bytes], ...] = (JSON,)
         if reply.header_length >= 0:
             headers = (_OCTETS, (_HEADER_LENGTH, b"%d" % reply.header_length))
         if _ACCEPT_ENCODING in fields and len(body) >= _WORTH_PACKING_BYTES:
             encoding = chosen_encoding(fields[_ACCEPT_ENCODING])
             if encoding:
-                headers = (*headers, (_CONTENT_ENCODING, encoding))
+                headers = (*headers, (CONTENT_ENCODING, encoding))
                 if len(body) <= _INLINE_PACK_BYTES:
                     body = compressed(body, encoding)
                 else:
@@ -326,11 +324,11 @@ class OipHttp:
         return Answer(200, statistics_body(versions))
 
     async def _index(self, _target: Target, receive: Receive, fields: Fields) -> Answer:
-        body = await self._small_body(receive, fields, _IndexBody)
+        body = await small_body(receive, fields, _IndexBody)
         return Answer(200, index_body([msgspec.structs.asdict(entry) for entry in self._engine.index(body.ready)]))
 
     async def _load(self, target: Target, receive: Receive, fields: Fields) -> Answer:
-        body = await self._small_body(receive, fields, _LoadBody)
+        body = await small_body(receive, fields, _LoadBody)
         if body.parameters:
             raise Unsupported(
                 f"failed to load '{target.model}': "
@@ -340,22 +338,12 @@ class OipHttp:
         return Answer(200, b"")
 
     async def _unload(self, target: Target, receive: Receive, fields: Fields) -> Answer:
-        await self._small_body(receive, fields, _LoadBody)
+        await small_body(receive, fields, _LoadBody)
         await self._engine.unload(target.model)
         return Answer(200, b"")
 
     async def _missing_extension(self, _target: Target, _receive: Receive, _fields: Fields) -> Answer:
         raise Unsupported("this server does not have the generate, trace, logging and shared-memory extensions")
-
-    async def _small_body(self, receive: Receive, fields: Fields, kind: type[_Body]) -> _Body:
-        _check_declared(fields, _REPOSITORY_BODY_BYTES)
-        body = await _whole_body(await receive(), receive, _REPOSITORY_BODY_BYTES)
-        if _CONTENT_ENCODING in fields:
-            body = decompressed(body, fields[_CONTENT_ENCODING], _REPOSITORY_BODY_BYTES)
-        try:
-            return msgspec.json.decode(body or b"{}", type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidRequest(f"failed to parse the request JSON: {error}") from None
 
 
 @final
@@ -376,33 +364,3 @@ class _Watch:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._gone = True
-
-
-def _check_declared(fields: Fields, limit: int) -> None:
-    """Refuse a body that says itself that it is over the limit, before any of it is read."""
-    declared = fields.get(_CONTENT_LENGTH, b"")
-    if len(declared) > 19 or (declared.isdigit() and int(declared) > limit):
-        raise _too_large(limit)
-
-
-def _too_large(limit: int) -> TooLarge:
-    # What is not read yet stays unread: the HTTP server discards it, so the connection is usable and nothing is kept.
-    setting = "" if limit == _REPOSITORY_BODY_BYTES else " (setting body_limit_bytes)"
-    return TooLarge(f"request body is over {limit} bytes{setting}")
-
-
-async def _whole_body(message: MutableMapping[str, Any], receive: Receive, limit: int) -> bytes:
-    """All of a body whose first message is there. Refuses one over the limit as soon as that is known."""
-    pieces: list[bytes] = []
-    size = 0
-    while True:
-        if message["type"] != "http.request":
-            raise _Gone
-        piece = message.get("body", b"")
-        size += len(piece)
-        if size > limit:
-            raise _too_large(limit)
-        pieces.append(piece)
-        if not message.get("more_body"):
-            return b"".join(pieces)
-        message = await receive()

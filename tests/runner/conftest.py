@@ -80,7 +80,8 @@ class Odd:
             return {"y": np.array([self.child.pid])}
         if code == 11:  # as native code that writes where it should not
             for descriptor in map(int, os.listdir("/proc/self/fd")):
-                if descriptor > 2 and stat.S_ISSOCK(os.stat(f"/proc/self/fd/{descriptor}").st_mode):
+                place = f"/proc/self/fd/{descriptor}"  # the one that lists them is gone by now
+                if descriptor > 2 and os.path.exists(place) and stat.S_ISSOCK(os.stat(place).st_mode):
                     os.write(descriptor, b"garbage")
             time.sleep(1000)
         return {"y": np.array([self.calls])}

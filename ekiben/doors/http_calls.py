@@ -1,0 +1,103 @@
+"""What an HTTP door is made of: a handler takes what a path asks for and the request's body, and gives an Answer.
+
+A handler raises EkibenError for what the caller may read (doors.status has the HTTP status); anything else is a fault
+of ours, which the door logs and answers with 500.
+"""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final, TypeAlias, TypeVar
+
+import msgspec
+
+from ekiben.errors import InvalidRequest, TooLarge
+from ekiben.wire.compression import decompressed
+from ekiben.wire.oip_paths import Target
+
+__all__ = [
+    "CONTENT_ENCODING",
+    "CONTENT_LENGTH",
+    "JSON",
+    "Answer",
+    "Fields",
+    "Gone",
+    "Handler",
+    "Receive",
+    "Scope",
+    "Send",
+    "check_declared",
+    "small_body",
+    "too_large",
+    "whole_body",
+]
+
+JSON: Final = (b"content-type", b"application/json")
+CONTENT_LENGTH: Final = b"content-length"
+CONTENT_ENCODING: Final = b"content-encoding"
+_SMALL_BODY_BYTES: Final = 1 << 20
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Fields: TypeAlias = dict[bytes, bytes]
+"""Request headers that the door reads, by lower-case name."""
+
+
+class Answer(msgspec.Struct, gc=False):
+    """A whole reply, but for the headers that all have."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = (JSON,)
+
+
+Handler: TypeAlias = Callable[[Target, Receive, Fields], Awaitable[Answer]]
+
+
+class Gone(Exception):
+    """The caller left: there is nobody to answer."""
+
+
+_Body = TypeVar("_Body")
+
+
+def check_declared(fields: Fields, limit: int) -> None:
+    """Refuse a body that says itself that it is over the limit, before any of it is read."""
+    declared = fields.get(CONTENT_LENGTH, b"")
+    if len(declared) > 19 or (declared.isdigit() and int(declared) > limit):
+        raise too_large(limit)
+
+
+def too_large(limit: int) -> TooLarge:
+    """The refusal of a body over the limit."""
+    # What is not read yet stays unread: the HTTP server discards it, so the connection is usable and nothing is kept.
+    setting = "" if limit == _SMALL_BODY_BYTES else " (setting body_limit_bytes)"
+    return TooLarge(f"request body is over {limit} bytes{setting}")
+
+
+async def whole_body(message: MutableMapping[str, Any], receive: Receive, limit: int) -> bytes:
+    """All of a body whose first message is there. Refuses one over the limit as soon as that is known."""
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        if message["type"] != "http.request":
+            raise Gone
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            raise too_large(limit)
+        pieces.append(piece)
+        if not message.get("more_body"):
+            return b"".join(pieces)
+        message = await receive()
+
+
+async def small_body(receive: Receive, fields: Fields, kind: type[_Body]) -> _Body:
+    """A body of JSON, 1 MiB at most, as `kind` has it; without a body `kind`'s defaults. Raises InvalidRequest."""
+    check_declared(fields, _SMALL_BODY_BYTES)
+    body = await whole_body(await receive(), receive, _SMALL_BODY_BYTES)
+    if CONTENT_ENCODING in fields:
+        body = decompressed(body, fields[CONTENT_ENCODING], _SMALL_BODY_BYTES)
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"failed to parse the request JSON: {error}") from None
