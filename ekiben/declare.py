@@ -46,6 +46,7 @@ _STATUS: Final = {
     Code.NOT_FOUND: HTTPStatus.NOT_FOUND,
     Code.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
     Code.UNSUPPORTED: HTTPStatus.NOT_IMPLEMENTED,
+    Code.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
     Code.CANCELLED: HTTPStatus.BAD_REQUEST,
     Code.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
@@ -84,13 +85,18 @@ class Models:
         version: str = "",
         outputs: tuple[str, ...] = (),
         parameters: Mapping[str, Parameter] | None = None,
+        priority: int = 0,
+        timeout_us: int = 0,
     ) -> dict[str, Tensor]:
         """Run a model, batched with everyone else's requests.
 
         `inputs` by name, or one array for a model with one input. Lists and arrays of a near dtype are converted to
-        the declared one where nothing is lost. The answer maps each output to its array.
+        the declared one where nothing is lost. The answer maps each output to its array. `priority` (1 is the best, 0
+        the model's default) and `timeout_us` (how long to wait for a batch) are as OIP's parameters.
         """
         with _as_bentoml_errors():
+            if priority < 0 or timeout_us < 0:
+                raise InvalidRequest(f"priority and timeout_us must be 0 or more, got {priority} and {timeout_us}")
             engine = self._engine()
             signature = (await engine.version(model, version)).default
             request = Request(
@@ -99,6 +105,8 @@ class Models:
                 version=version,
                 outputs=outputs,
                 parameters=dict(parameters or {}),
+                priority=priority,
+                timeout_us=timeout_us,
             )
             return (await engine.infer(request)).outputs
 
@@ -125,10 +133,17 @@ class RunnerHandle:
         self._version = version
 
     async def infer(
-        self, inputs: Tensor | Sequence[Any] | Mapping[str, Any], *, outputs: tuple[str, ...] = ()
+        self,
+        inputs: Tensor | Sequence[Any] | Mapping[str, Any],
+        *,
+        outputs: tuple[str, ...] = (),
+        priority: int = 0,
+        timeout_us: int = 0,
     ) -> dict[str, Tensor]:
         """As Models.infer, for this model."""
-        return await self._models.infer(self._model, inputs, version=self._version, outputs=outputs)
+        return await self._models.infer(
+            self._model, inputs, version=self._version, outputs=outputs, priority=priority, timeout_us=timeout_us
+        )
 
     async def classify(self, image: Image.Image | bytes) -> list[Label]:
         """As Models.classify, for this model."""

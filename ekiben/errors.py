@@ -8,6 +8,7 @@ EkibenError
 │   ├── NotReady           known, but no version is loaded yet (or it is draining)
 │   ├── QueueFull          the version's queue is at its bound
 │   ├── QueueTimeout       waited longer than the request or the model allows
+│   │   └── DeadlineExceeded   waited until its caller gave up
 │   └── RunnerDied         the runner ended under the request, and again under its retry
 ├── Unsupported            valid, but this server or model cannot do it
 ├── Cancelled              the caller went away
@@ -26,6 +27,7 @@ from typing import ClassVar
 __all__ = [
     "Cancelled",
     "Code",
+    "DeadlineExceeded",
     "EkibenError",
     "ExecutionTimeout",
     "InferenceFailed",
@@ -50,6 +52,7 @@ class Code(StrEnum):
     NOT_FOUND = "NOT_FOUND"
     UNAVAILABLE = "UNAVAILABLE"
     UNSUPPORTED = "UNSUPPORTED"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     CANCELLED = "CANCELLED"
     INTERNAL = "INTERNAL"
 
@@ -104,12 +107,21 @@ class QueueFull(Unavailable):
     """Refused on arrival: the version's queue holds `max_queue_rows` rows already."""
 
     reason = "queue_full"
+    retry_after_s: int = 1
+    """When there may be room: as long as a full batch takes, in whole seconds."""
 
 
 class QueueTimeout(Unavailable):
     """The request waited in the queue longer than its timeout."""
 
     reason = "queue_timeout"
+
+
+class DeadlineExceeded(QueueTimeout):
+    """The request waited in the queue until the deadline that its caller had set for the call."""
+
+    code = Code.DEADLINE_EXCEEDED
+    reason = "deadline"
 
 
 class RunnerDied(Unavailable):

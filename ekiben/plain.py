@@ -80,6 +80,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _readable(message: str, data: Any) -> str:
     """msgspec's text, with the place first and the value last: `batching.max_delay_us must be int, got '5'`."""
+    text, in_key, place = message.partition(" - at `key` in `$")
+    if in_key:
+        wrong = _WRONG_TYPE.fullmatch(text)
+        rule = f"must be {wrong['wanted']}, got {wrong['got']}" if wrong else text
+        return f"the keys of {place.strip('.`') or 'it'} {rule}"
     text, _, place = message.partition(" - at `$")
     place = place.removesuffix("`")
     wrong = _WRONG_TYPE.fullmatch(text)

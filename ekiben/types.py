@@ -23,6 +23,7 @@ __all__ = [
     "ModelSettings",
     "ModelSource",
     "Parameter",
+    "QueuePolicy",
     "Request",
     "Response",
     "Signature",
@@ -56,6 +57,8 @@ DATATYPES: Final[Mapping[str, np.dtype[Any]]] = {
 _LARGEST: Final = (1 << 31) - 1
 _MOST_INSTANCES: Final = 64
 _MOST_THREADS: Final = 1024
+_MOST_LEVELS: Final = 256
+_TIMEOUT_ACTIONS: Final = ("reject", "delay")
 _NAMES: Final = {dtype: name for name, dtype in DATATYPES.items()}
 
 
@@ -95,13 +98,33 @@ class Signature(msgspec.Struct, frozen=True, omit_defaults=True):
     outputs: tuple[TensorSpec, ...]
 
 
+class QueuePolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What holds for the requests of one priority level while they wait. None: as Batching says."""
+
+    max_queue_rows: int | None = None
+    timeout_us: int | None = None
+    timeout_action: str | None = None
+    allow_timeout_override: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_waiting("batching.priority_policies: ", self)
+
+
 class Batching(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How requests for one version are put together.
+    """How requests for one version are put together, and how long and in what order they wait for that.
 
     `max_batch_size` 0 means that the model has no batch dimension and every request runs alone; None lets the
     loader decide from the signature (every tensor leads with -1: 64, else 0). `max_delay_us` 0 takes what has
-    gathered while the instance was busy. `timeout_us` 0 means no limit. `target_latency_ms` is kept for the
-    adaptive policy; until then it means no delay.
+    gathered while the instance was busy. `target_latency_ms` is kept for the adaptive policy; until then it means
+    no delay.
+
+    `max_queue_rows` bounds each priority level. `timeout_us` is how long a request may wait; 0 means no limit. Then it
+    is refused (`timeout_action` reject), or waits on behind all that are not late (delay). With
+    `allow_timeout_override` a request's own timeout counts where it is the shorter one.
+
+    `priority_levels` 0 means no priorities; else level 1 is the best one, and a request that names none, or one that
+    there is not, has `default_priority`. `priority_policies` are by level. `preserve_ordering` completes requests in
+    the order in which they came.
     """
 
     max_batch_size: int | None = None
@@ -109,22 +132,63 @@ class Batching(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     preferred_sizes: tuple[int, ...] = ()
     max_queue_rows: int = 4096
     timeout_us: int = 0
+    timeout_action: str = "reject"
+    allow_timeout_override: bool = True
+    priority_levels: int = 0
+    default_priority: int = 0
+    priority_policies: dict[int, QueuePolicy] = {}
+    preserve_ordering: bool = False
     policy: str = "fixed"
     target_latency_ms: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_size", "max_delay_us", "timeout_us"):
+        for name in ("max_batch_size", "max_delay_us"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= _LARGEST:
                 raise InvalidSettings(f"batching.{name} must be from 0 to {_LARGEST}, got {value}")
-        if not 1 <= self.max_queue_rows <= _LARGEST:
-            raise InvalidSettings(f"batching.max_queue_rows must be from 1 to {_LARGEST}, got {self.max_queue_rows}")
+        _check_waiting("batching.", self)
+        self._check_levels()
         if any(size < 1 for size in self.preferred_sizes):
             raise InvalidSettings(f"batching.preferred_sizes must be 1 or more, got {list(self.preferred_sizes)}")
         if self.policy != "fixed":
             raise InvalidSettings(f"batching.policy must be 'fixed', got '{self.policy}'")
         if self.target_latency_ms is not None and self.target_latency_ms <= 0:
             raise InvalidSettings(f"batching.target_latency_ms must be over 0, got {self.target_latency_ms}")
+
+    def _check_levels(self) -> None:
+        levels = self.priority_levels
+        if not 0 <= levels <= _MOST_LEVELS:
+            raise InvalidSettings(f"batching.priority_levels must be from 0 to {_MOST_LEVELS}, got {levels}")
+        if levels and not 1 <= self.default_priority <= levels:
+            raise InvalidSettings(
+                f"batching.default_priority must be from 1 to priority_levels {levels}, got {self.default_priority}"
+            )
+        if not levels and (self.default_priority or self.priority_policies):
+            raise InvalidSettings("batching.default_priority and priority_policies need priority_levels, which is 0")
+        for level in self.priority_policies:
+            if not 1 <= level <= levels:
+                raise InvalidSettings(
+                    f"batching.priority_policies must be of levels from 1 to priority_levels {levels}, got {level}"
+                )
+        if self.preserve_ordering:
+            if levels > 1:
+                raise InvalidSettings(
+                    f"batching.preserve_ordering allows one priority level at most, and priority_levels is {levels}"
+                )
+            policies: tuple[Batching | QueuePolicy, ...] = (self, *self.priority_policies.values())
+            if any(policy.timeout_action == "delay" for policy in policies):
+                raise InvalidSettings("batching.preserve_ordering does not go with timeout_action 'delay'")
+
+
+def _check_waiting(where: str, policy: Batching | QueuePolicy) -> None:
+    """Raise InvalidSettings for a wrong bound, timeout or action."""
+    for name, least in (("max_queue_rows", 1), ("timeout_us", 0)):
+        value = getattr(policy, name)
+        if value is not None and not least <= value <= _LARGEST:
+            raise InvalidSettings(f"{where}{name} must be from {least} to {_LARGEST}, got {value}")
+    action = policy.timeout_action
+    if action is not None and action not in _TIMEOUT_ACTIONS:
+        raise InvalidSettings(f"{where}timeout_action must be 'reject' or 'delay', got '{action}'")
 
 
 class Instances(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -210,6 +274,12 @@ class Request(msgspec.Struct, gc=False):
     """'' is the model's default signature."""
     alive: Callable[[], bool] | None = None
     """Says whether the caller still waits; asked before the request costs anything. None: always."""
+    priority: int = 0
+    """From 1, the best; 0: the model's default. Without meaning where the model has no priorities."""
+    timeout_us: int = 0
+    """How long it may wait for its batch, where the model allows it to say so; 0: as long as the model has it."""
+    deadline: float | None = None
+    """When the caller gives up, on the engine's clock; None: never."""
 
 
 class Response(msgspec.Struct, gc=False):

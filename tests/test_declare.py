@@ -52,6 +52,16 @@ def ask(served: Served, inputs: Any, model: str = "m") -> Request:
     return door.requests[0]
 
 
+def test_a_call_says_how_it_wants_to_wait() -> None:
+    door = FakeDoor(Served(SIGNATURE))
+    inputs = {"x": [[1, 2]], "words": [["a", "b"]]}
+    asyncio.run(Models(lambda: door).infer("m", inputs, priority=2, timeout_us=5))
+    assert (door.requests[0].priority, door.requests[0].timeout_us) == (2, 5)
+    for priority, timeout_us in ((-1, 0), (0, -1)):
+        with pytest.raises(BentoMLException, match=f"must be 0 or more, got {priority} and {timeout_us}"):
+            asyncio.run(Models(lambda: door).infer("m", inputs, priority=priority, timeout_us=timeout_us))
+
+
 @pytest.mark.parametrize(
     "value", [[[1, 2]], np.array([[1, 2]], np.int64), np.array([[1.0, 2.0]]), np.array([[1, 2]], np.uint8)]
 )

@@ -10,7 +10,7 @@ from ekiben.cli import parser
 from ekiben.doors.prometheus import METRICS
 from ekiben.preprocess import ImageDeclaration
 from ekiben.settings import VARIABLES
-from ekiben.types import Batching, Instances, ModelSettings
+from ekiben.types import Batching, Instances, ModelSettings, QueuePolicy
 
 _REFERENCE = Path(__file__).parents[1] / "docs" / "reference.md"
 
@@ -37,7 +37,7 @@ def test_every_setting_and_its_variable_is_in_the_reference() -> None:
         assert f"`{variable}`" in text
 
 
-@pytest.mark.parametrize("settings", [ModelSettings, Batching, Instances, ImageDeclaration])
+@pytest.mark.parametrize("settings", [ModelSettings, Batching, QueuePolicy, Instances, ImageDeclaration])
 def test_every_setting_of_a_model_is_in_the_reference(settings: type[msgspec.Struct]) -> None:
     text = _REFERENCE.read_text(encoding="utf-8")
     for name in settings.__struct_fields__:

@@ -7,14 +7,20 @@ ours, which the transport logs and answers with INTERNAL. The transport cancels 
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
 __all__ = ["Call", "Methods", "Pending", "Streaming", "Unary"]
 
-Call: TypeAlias = object
-"""What the transport knows of a call; no handler looks at it yet."""
+
+class Call(Protocol):
+    """What the transport knows of a call."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When the client gives up, on the server's clock; None: it waits for ever."""
+        ...
 
 
 class Pending(Awaitable[bytes]):

@@ -61,18 +61,21 @@ class Inference:
         self._engine = engine
         self._codec = InferCodec()
 
-    def unary(self, data: memoryview, _call: object) -> Pending | asyncio.Task[bytes]:
+    def unary(self, data: memoryview, call: grpc_calls.Call) -> Pending | asyncio.Task[bytes]:
         """ModelInfer."""
         if len(data) > _INLINE_BYTES:
-            return asyncio.create_task(self._large(data))
-        return self._start(data)
+            return asyncio.create_task(self._large(data, call.deadline))
+        return self._start(data, call.deadline)
 
-    async def stream(self, messages: AsyncIterator[memoryview], _call: object) -> AsyncIterator[bytes]:
-        """ModelStreamInfer: replies in the order of the requests, as Triton gives them; an error is one of them."""
+    async def stream(self, messages: AsyncIterator[memoryview], call: grpc_calls.Call) -> AsyncIterator[bytes]:
+        """ModelStreamInfer: replies in the order of the requests, as Triton gives them; an error is one of them.
+
+        The stream's deadline is that of each of its requests.
+        """
         free = asyncio.Semaphore(_IN_FLIGHT)
         replies: asyncio.Queue[bytes | None] = asyncio.Queue()
         waiting = _Replies(replies.put_nowait)
-        reader = asyncio.create_task(self._read(messages, waiting, free))
+        reader = asyncio.create_task(self._read(messages, waiting, free, call.deadline))
         try:
             while (reply := await replies.get()) is not None:
                 yield reply
@@ -82,35 +85,46 @@ class Inference:
             reader.cancel()
             waiting.cancel()
 
-    async def _read(self, messages: AsyncIterator[memoryview], waiting: "_Replies", free: asyncio.Semaphore) -> None:
+    async def _read(
+        self,
+        messages: AsyncIterator[memoryview],
+        waiting: "_Replies",
+        free: asyncio.Semaphore,
+        deadline: float | None,
+    ) -> None:
         try:
             async for data in messages:
                 await free.acquire()
                 try:
-                    waiting.add(await self._start_large(data) if len(data) > _INLINE_BYTES else self._start(data))
+                    if len(data) > _INLINE_BYTES:
+                        waiting.add(await self._start_large(data, deadline))
+                    else:
+                        waiting.add(self._start(data, deadline))
                 except Exception as error:
                     waiting.refuse(error, request_id(data))
         finally:
             waiting.end()
 
-    async def _large(self, data: memoryview) -> bytes:
-        return await (await self._start_large(data))
+    async def _large(self, data: memoryview, deadline: float | None) -> bytes:
+        return await (await self._start_large(data, deadline))
 
-    async def _start_large(self, data: memoryview) -> Pending:
+    async def _start_large(self, data: memoryview, deadline: float | None) -> Pending:
         try:
             call = await asyncio.to_thread(InferCodec().decode_infer, data)
         except InvalidInput as error:
             raise self._at_fault(error) from None
-        return self._infer(call)
+        return self._infer(call, deadline)
 
-    def _start(self, data: memoryview) -> Pending:
+    def _start(self, data: memoryview, deadline: float | None) -> Pending:
         try:
             call = self._codec.decode_infer(data)
         except InvalidInput as error:
             raise self._at_fault(error) from None
-        return self._infer(call)
+        return self._infer(call, deadline)
 
-    def _infer(self, call: InferCall) -> Pending:
+    def _infer(self, call: InferCall, deadline: float | None) -> Pending:
+        if deadline is not None:
+            call.request.deadline = deadline
         classes = None
         if call.classifies:
             # Before the wait: the version may be unloading by the time that its answer is there.

@@ -36,7 +36,17 @@ from ekiben.doors.http_calls import (
 )
 from ekiben.doors.status import http_status
 from ekiben.engine.engine import Engine
-from ekiben.errors import Cancelled, Code, EkibenError, InvalidRequest, NotFound, NotReady, TooLarge, Unsupported
+from ekiben.errors import (
+    Cancelled,
+    Code,
+    EkibenError,
+    InvalidRequest,
+    NotFound,
+    NotReady,
+    QueueFull,
+    TooLarge,
+    Unsupported,
+)
 from ekiben.settings import Settings
 from ekiben.wire.compression import ENCODINGS, chosen_encoding, compressed, decompressed
 from ekiben.wire.oip_documents import (
@@ -204,7 +214,11 @@ class OipHttp:
         level = logging.WARNING if error.code is Code.INTERNAL else logging.DEBUG
         if _LOG.isEnabledFor(level):
             _LOG.log(level, "%s %r failed: %r", scope["method"], scope["path"], error.message, extra=extra)
-        headers = (JSON, (_ACCEPT_ENCODING, ENCODINGS)) if error.code is Code.UNSUPPORTED else (JSON,)
+        headers: tuple[tuple[bytes, bytes], ...] = (JSON,)
+        if error.code is Code.UNSUPPORTED:
+            headers = (JSON, (_ACCEPT_ENCODING, ENCODINGS))
+        elif isinstance(error, QueueFull):
+            headers = (JSON, (b"retry-after", b"%d" % error.retry_after_s))
         return Answer(http_status(error), error_body(error.message), headers)
 
     async def _infer(self, target: Target, receive: Receive, fields: Fields) -> Answer:

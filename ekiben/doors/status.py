@@ -13,6 +13,7 @@ HTTP: Final[Mapping[Code, int]] = {
     Code.NOT_FOUND: 404,
     Code.UNAVAILABLE: 503,
     Code.UNSUPPORTED: 501,
+    Code.DEADLINE_EXCEEDED: 504,
     Code.CANCELLED: 400,
     Code.INTERNAL: 500,
 }
@@ -23,6 +24,7 @@ GRPC: Final[Mapping[Code, Status]] = {
     Code.NOT_FOUND: Status.NOT_FOUND,
     Code.UNAVAILABLE: Status.UNAVAILABLE,
     Code.UNSUPPORTED: Status.UNIMPLEMENTED,
+    Code.DEADLINE_EXCEEDED: Status.DEADLINE_EXCEEDED,
     Code.CANCELLED: Status.CANCELLED,
     Code.INTERNAL: Status.INTERNAL,
 }

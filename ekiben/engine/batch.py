@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ekiben.engine.queue import Entry
+from ekiben.engine.entry import Entry
 from ekiben.errors import InferenceFailed
 from ekiben.runner.base import Batch, TensorParts
 from ekiben.types import DATATYPES, Signature, Tensor

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from ekiben.clock import Clock
+from ekiben.engine.order import OrderedScheduler
 from ekiben.engine.scheduler import Scheduler
 from ekiben.engine.validate import SignatureCheck, check_signature
 from ekiben.errors import EkibenError, InvalidSettings, LoadFailed
@@ -88,7 +89,8 @@ class LoadedVersion:
     def __init__(self, view: VersionView, runner: RunnerProcess, clock: Clock) -> None:
         self.view = view
         self.runner = runner
-        self.scheduler = Scheduler(view.model, view.version, view.settings, view.signatures, runner, clock)
+        kind = OrderedScheduler if view.settings.batching.preserve_ordering else Scheduler
+        self.scheduler = kind(view.model, view.version, view.settings, view.signatures, runner, clock)
         largest = view.settings.batching.max_batch_size or 0
         self._checks = {
             name: SignatureCheck(view.model, name, signature, largest) for name, signature in view.signatures.items()

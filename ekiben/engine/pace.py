@@ -55,9 +55,13 @@ class Pace:
         times = (self._opens[instance] for instance, running in self._running.items() if len(running) == 1)
         return min((time for time in times if time > now), default=float("inf"))
 
-    def _opening(self, rows: int, now: float) -> float:
+    def seconds(self, rows: int) -> float:
+        """How long a batch of that size computes, as far as is known: as long as one of the nearest size that ran."""
         nearest = min(self._seconds, key=lambda known: abs(known - rows), default=rows)
-        seconds = self._seconds.get(nearest, 0.0)
+        return self._seconds.get(nearest, 0.0)
+
+    def _opening(self, rows: int, now: float) -> float:
+        seconds = self.seconds(rows)
         if seconds <= _FAST_SECONDS:
             return now
         lead = min(max(seconds * _LEAD_SHARE, _SHORTEST_LEAD_SECONDS), _LONGEST_LEAD_SECONDS)

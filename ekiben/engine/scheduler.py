@@ -12,6 +12,7 @@ and no neighbour can be hit twice by the same killer.
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
@@ -19,10 +20,12 @@ from typing import Final
 
 from ekiben.clock import Clock
 from ekiben.engine.batch import collate, split
+from ekiben.engine.entry import NEVER, Entry
 from ekiben.engine.pace import Pace
-from ekiben.engine.queue import Entry, Queue
+from ekiben.engine.queue import Queue
 from ekiben.errors import (
     Cancelled,
+    DeadlineExceeded,
     EkibenError,
     ExecutionTimeout,
     InferenceFailed,
@@ -75,6 +78,7 @@ class Scheduler:
         self._swept = 0.0
         self._kicked = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = NEVER
         self._refusal = ""
         """Why nothing is accepted now; '': it is."""
         self._suspended = False
@@ -100,17 +104,15 @@ class Scheduler:
         entry = Entry(request, rows, key, now, future)
         try:
             self._queue.offer(entry)
-        except QueueFull:
+        except QueueFull as error:
             if now - self._swept < _SWEEP_SECONDS:
-                self.counters.failed[QueueFull.reason] += 1
-                raise
+                raise self._refused(error) from None
             self._swept = now
             self._cancel(self._queue.sweep())
             try:
                 self._queue.offer(entry)
-            except QueueFull:
-                self.counters.failed[QueueFull.reason] += 1
-                raise
+            except QueueFull as error:
+                raise self._refused(error) from None
         self.kick()
         return future
 
@@ -144,6 +146,13 @@ class Scheduler:
             self._refusal = ""
         self.kick()
 
+    def _refused(self, error: QueueFull) -> QueueFull:
+        """The error for a request that found the queue full, counted."""
+        self.counters.failed[QueueFull.reason] += 1
+        seconds = self._pace.seconds(self._settings.batching.max_batch_size or 1)
+        error.retry_after_s = max(math.ceil(seconds), 1)
+        return error
+
     def _not_ready(self, why: str) -> str:
         return f"Request for unknown model: '{self._model}' version {self._version} is not at ready state: {why}"
 
@@ -159,16 +168,20 @@ class Scheduler:
             if self._suspects:
                 if self.in_flight:
                     break
-                self._run_alone(slot, self._suspects, suspect=True)
+                self._run_alone(slot, self._suspects, now, suspect=True)
             elif self._singles:
-                self._run_alone(slot, self._singles, suspect=False)
+                self._run_alone(slot, self._singles, now, suspect=False)
             elif not self._run_batch(slot, now):
                 break
         self._plan(now)
 
-    def _run_alone(self, slot: Slot, waiting: deque[Entry], *, suspect: bool) -> None:
+    def _run_alone(self, slot: Slot, waiting: deque[Entry], now: float, *, suspect: bool) -> None:
         while waiting:
             entry = waiting.popleft()
+            deadline = entry.request.deadline
+            if deadline is not None and deadline <= now:
+                self._fail(entry, self._too_late(entry, deadline))
+                continue
             if not entry.alive():
                 self._cancel([entry])
                 continue
@@ -273,18 +286,34 @@ class Scheduler:
                 entry.future.exception()  # nobody may be there to look at it
 
     def _expire(self, entry: Entry) -> None:
-        limit = self._settings.batching.timeout_us
-        self._fail(entry, QueueTimeout(f"model '{self._model}': Request timeout expired: it waited over {limit} µs"))
+        if entry.expires == entry.request.deadline:
+            self._fail(entry, self._too_late(entry, entry.expires))
+            return
+        limit_us = round((entry.expires - entry.arrived) * 1e6)
+        self._fail(entry, QueueTimeout(f"model '{self._model}': Request timeout expired: it waited over {limit_us} µs"))
+
+    def _too_late(self, entry: Entry, deadline: float) -> DeadlineExceeded:
+        left_us = max(round((deadline - entry.arrived) * 1e6), 0)
+        return DeadlineExceeded(
+            f"model '{self._model}': Request timeout expired: its caller's deadline came {left_us} µs after it"
+        )
 
     def _plan(self, now: float) -> None:
         """Set the timer for the queue's next deadline, and say so when nothing is left to do."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         due = self._queue.next_event(now)
         if self._queue.rows and self._executor.idle() is not None:
             due = min(due, self._pace.next_opening(now))
-        if due != float("inf"):
-            self._timer = self._loop.call_later(due - now, self.kick)
+        if self._timer is not None and due != self._timer_due:
+            self._timer.cancel()
+            self._timer = None
+        if due != NEVER:
+            if self._timer is None:
+                self._timer = self._loop.call_later(due - now, self._ring)
+                self._timer_due = due
         elif self._drained is not None and not self._pending():
             self._drained.set()
+
+    def _ring(self) -> None:
+        """The timer's time has come."""
+        self._timer = None
+        self.kick()

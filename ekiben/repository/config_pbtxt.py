@@ -17,7 +17,7 @@ from ekiben.plain import nearest
 from ekiben.repository.config import check_settings
 from ekiben.repository.pbtxt_schema import MESSAGES, model_config
 from ekiben.repository.selection import Policy
-from ekiben.types import Batching, Instances, ModelSettings, Parameter, Signature, TensorSpec
+from ekiben.types import Batching, Instances, ModelSettings, Parameter, QueuePolicy, Signature, TensorSpec
 
 __all__ = ["PBTXT_FILE", "read_pbtxt"]
 
@@ -61,12 +61,6 @@ _WITHOUT_EFFECT: Final = (
     "model_warmup",
     "response_cache.enable",
     "model_metrics",
-    "dynamic_batching.priority_levels",
-    "dynamic_batching.default_priority_level",
-    "dynamic_batching.priority_queue_policy",
-    "dynamic_batching.preserve_ordering",
-    "dynamic_batching.default_queue_policy.allow_timeout_override",
-    "dynamic_batching.default_queue_policy.timeout_action",
     "instance_group.rate_limiter",
     "instance_group.profile",
     "instance_group.passive",
@@ -160,29 +154,61 @@ def _batching(config: Any, warn: Callable[[str], None]) -> Batching:
     0 that only joins what waited for the model anyway.
     """
     dynamic = config.dynamic_batching
-    queue = dynamic.default_queue_policy
     size: int | None = config.max_batch_size
     if not config.HasField("max_batch_size"):
         size = 0 if config.input or config.output else None
     if size is not None and size < 0:
         raise InvalidSettings(f"max_batch_size must be 0 or more, got {size}")
-    if size == 0 and config.HasField("dynamic_batching"):
-        warn("dynamic_batching has no effect, because max_batch_size is 0")
-        return Batching(max_batch_size=0)
+    if size == 0 and (dynamic.preferred_batch_size or dynamic.max_queue_delay_microseconds):
+        warn("dynamic_batching joins nothing, because max_batch_size is 0; what it says of the queue holds")
+        return Batching(max_batch_size=0, **_waiting(dynamic, warn))
     if size is not None and any(preferred > size for preferred in dynamic.preferred_batch_size):
         raise InvalidSettings(
             f"preferred_batch_size must be at most max_batch_size {size}, got {list(dynamic.preferred_batch_size)}"
         )
-    values = {
-        "max_delay_us": dynamic.max_queue_delay_microseconds,
-        "max_queue_rows": queue.max_queue_size,
-        "timeout_us": queue.default_timeout_microseconds,
-    }
     return Batching(
         max_batch_size=size,
+        max_delay_us=dynamic.max_queue_delay_microseconds,
         preferred_sizes=tuple(dynamic.preferred_batch_size),
-        **{name: value for name, value in values.items() if value},
+        **_waiting(dynamic, warn),
     )
+
+
+def _waiting(dynamic: Any, warn: Callable[[str], None]) -> dict[str, Any]:
+    """What Batching says of those that wait: priorities, timeouts, bounds and order.
+
+    Where a policy is given Triton's defaults hold for what it leaves out; without one ours do.
+    """
+    levels = dynamic.priority_levels
+    default = dynamic.default_priority_level
+    policies = dict(sorted(dynamic.priority_queue_policy.items()))
+    found: dict[str, Any] = {"preserve_ordering": dynamic.preserve_ordering}
+    if dynamic.HasField("default_queue_policy"):
+        found |= _queue_policy(dynamic.default_queue_policy)
+    if not levels:
+        idle = [name for name in ("default_priority_level", "priority_queue_policy") if _is_set(dynamic, name)]
+        if idle:
+            warn(f"without effect, because dynamic_batching.priority_levels is 0: {', '.join(idle)}")
+        return found
+    if not 1 <= default <= levels:
+        raise InvalidSettings(f"default_priority_level must be from 1 to priority_levels {levels}, got {default}")
+    for level in policies:
+        if not 1 <= level <= levels:
+            raise InvalidSettings(
+                f"priority_queue_policy must be of levels from 1 to priority_levels {levels}, got {level}"
+            )
+    own = {level: QueuePolicy(**_queue_policy(policy)) for level, policy in policies.items()}
+    return found | {"priority_levels": levels, "default_priority": default, "priority_policies": own}
+
+
+def _queue_policy(policy: Any) -> dict[str, Any]:
+    action = policy.DESCRIPTOR.fields_by_name["timeout_action"].enum_type.values_by_number[policy.timeout_action]
+    return {
+        "timeout_action": action.name.lower(),
+        "timeout_us": policy.default_timeout_microseconds,
+        "allow_timeout_override": policy.allow_timeout_override,
+        "max_queue_rows": policy.max_queue_size or Batching().max_queue_rows,
+    }
 
 
 def _instances(groups: Iterable[Any], warn: Callable[[str], None]) -> tuple[Instances, ...]:

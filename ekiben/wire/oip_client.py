@@ -29,10 +29,15 @@ def model_path(model: str, version: str = "") -> str:
 def encode_request(request: Request) -> tuple[bytes, dict[str, str]]:
     """Body and headers of an inference request; every output is asked for in binary."""
     blobs = [binary_from_tensor(tensor) for tensor in request.inputs.values()]
+    waiting = {"priority": request.priority, "timeout": request.timeout_us}
     header = msgspec.json.encode(
         {
             **({"id": request.id} if request.id else {}),
-            "parameters": {**request.parameters, "binary_data_output": True},
+            "parameters": {
+                **request.parameters,
+                **{name: value for name, value in waiting.items() if value},
+                "binary_data_output": True,
+            },
             "inputs": [
                 {
                     "name": name,

@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 
 from ekiben.metrics import BatchStatistics, Duration, VersionStatistics
-from ekiben.types import Instances, ModelSettings, Signature, TensorSpec
+from ekiben.types import Batching, Instances, ModelSettings, QueuePolicy, Signature, TensorSpec
 
 __all__ = [
     "EXTENSIONS",
@@ -27,11 +27,15 @@ EXTENSIONS: Final = (
     "model_configuration",
     "binary_tensor_data",
     "parameters",
+    "schedule_policy",
     "statistics",
 )
 """Names of the extensions that the HTTP door has."""
 
 _NEVER: Final = {"count": 0, "ns": 0}
+_USUAL: Final = Batching()
+_QUEUE: Final = ("timeout_action", "timeout_us", "allow_timeout_override", "max_queue_rows")
+"""What Batching and QueuePolicy both have."""
 
 
 def error_body(message: str) -> bytes:
@@ -105,11 +109,8 @@ def model_config_body(name: str, platform: str, settings: ModelSettings, signatu
             "eager_batching": False,
         },
     }
-    if batching.max_delay_us or batching.preferred_sizes:
-        config["dynamic_batching"] = {
-            "preferred_batch_size": batching.preferred_sizes,
-            "max_queue_delay_microseconds": batching.max_delay_us,
-        }
+    if dynamic := _dynamic_batching(batching):
+        config["dynamic_batching"] = dynamic
     config |= {
         "instance_group": [_instance_group(f"{name}_{place}", each) for place, each in enumerate(settings.instances)],
         "default_model_filename": settings.file,
@@ -119,6 +120,40 @@ def model_config_body(name: str, platform: str, settings: ModelSettings, signatu
         "model_warmup": [],
     }
     return orjson.dumps(config)
+
+
+def _dynamic_batching(batching: Batching) -> dict[str, Any]:
+    """Empty where nothing of it is set."""
+    policy: dict[str, Any] = {}
+    if any(getattr(batching, name) != getattr(_USUAL, name) for name in _QUEUE):
+        policy = {"default_queue_policy": _queue_policy(batching, batching)}
+    ordered = batching.preserve_ordering or batching.priority_levels
+    if not (policy or ordered or batching.max_delay_us or batching.preferred_sizes):
+        return {}
+    return {
+        "preferred_batch_size": batching.preferred_sizes,
+        "max_queue_delay_microseconds": batching.max_delay_us,
+        "preserve_ordering": batching.preserve_ordering,
+        "priority_levels": batching.priority_levels,
+        "default_priority_level": batching.default_priority,
+        **policy,
+        "priority_queue_policy": {
+            str(level): _queue_policy(own, batching) for level, own in sorted(batching.priority_policies.items())
+        },
+    }
+
+
+def _queue_policy(own: Batching | QueuePolicy, common: Batching) -> dict[str, Any]:
+    """What holds at a level: its own policy, and the model's where that says nothing."""
+    action, timeout_us, override, rows = (
+        getattr(common if getattr(own, name) is None else own, name) for name in _QUEUE
+    )
+    return {
+        "timeout_action": action.upper(),
+        "default_timeout_microseconds": timeout_us,
+        "allow_timeout_override": override,
+        "max_queue_size": rows,
+    }
 
 
 def _config_tensor(spec: TensorSpec, largest: int) -> dict[str, Any]:

@@ -196,24 +196,29 @@ def _text(data: object) -> bytes:
     return b"{}" if isinstance(data, simdjson.Object) else orjson.dumps(data)
 
 
-_RESERVED: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
-    "sequence_id": ((int, str), "an unsigned integer or a string"),
-    "sequence_start": ((bool,), "a boolean"),
-    "sequence_end": ((bool,), "a boolean"),
-    "priority": ((int,), "an unsigned integer"),
-    "timeout": ((int,), "an unsigned integer"),
-    "binary_data_output": ((bool,), "a boolean"),
-    "signature_name": ((str,), "a string"),
+_RESERVED: Final[Mapping[str, tuple[tuple[type, ...], str, str]]] = {
+    "sequence_id": ((int, str), "an unsigned integer or a string", ""),
+    "sequence_start": ((bool,), "a boolean", ""),
+    "sequence_end": ((bool,), "a boolean", ""),
+    "priority": ((int,), "an unsigned integer", "priority"),
+    "timeout": ((int,), "an unsigned integer", "timeout_us"),
+    "binary_data_output": ((bool,), "a boolean", ""),
+    "signature_name": ((str,), "a string", ""),
 }
-"""Request parameters with a meaning of their own, and what they must be. `signature_name` is ours."""
+"""Request parameters with a meaning of their own, what they must be, and the field of Request that has them too.
+
+`signature_name` is ours.
+"""
 
 
 def _take_parameters(call: InferCall, parameters: dict[str, Parameter]) -> None:
     for key, value in parameters.items():
         if key in _RESERVED:
-            kinds, wanted = _RESERVED[key]
+            kinds, wanted, field = _RESERVED[key]
             if type(value) not in kinds or (type(value) is int and not 0 <= value < 1 << 64):
                 raise InvalidRequest(f"Unable to parse '{key}': parameter '{key}' must be {wanted}, got {value!r:.40}")
+            if field:
+                setattr(call.request, field, value)
         elif key.startswith("triton_"):
             raise InvalidRequest(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified, "

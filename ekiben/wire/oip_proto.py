@@ -82,6 +82,8 @@ class _Plan(msgspec.Struct, frozen=True):
     classifies: bool
     parameters: dict[str, Parameter]
     signature: str
+    priority: int
+    timeout_us: int
     typed: dict[str, Tensor] | None
     """The inputs themselves where they came as contents."""
 
@@ -247,8 +249,12 @@ def _call(plan: _Plan, identity: str, data: Buffer, tensors: Sequence[tuple[int,
                 inputs[given.name] = np.ndarray(given.shape, given.dtype, data, start)
             else:
                 inputs[given.name] = _checked(plan, given, bytes(data[start : start + size]))
-    parameters = plan.parameters.copy() if plan.parameters else {}
+    parameters: dict[str, Parameter] = {}
     request = Request(plan.model, inputs, plan.version, identity, plan.outputs, parameters, plan.signature)
+    if plan.parameters:
+        request.parameters = plan.parameters.copy()
+        request.priority = plan.priority
+        request.timeout_us = plan.timeout_us
     return InferCall(request, True, plan.wishes, plan.classifies)
 
 
@@ -312,6 +318,8 @@ def _plan(message: Any, raw: bool) -> _Plan:
         any(wish.classes for wish in wishes.values()),
         parameters,
         signature,
+        int(parameters.get("priority", 0)),
+        int(parameters.get("timeout", 0)),
         typed,
     )
 

@@ -4,17 +4,29 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import grpc.aio
+import msgspec
 
+from ekiben.clock import SYSTEM_CLOCK
 from ekiben.doors.grpc_calls import Methods, Streaming, Unary
 from ekiben.doors.status import grpc_status
 from ekiben.errors import EkibenError
 
 SERVICE = "/inference.GRPCInferenceService/"
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+
+class Call(msgspec.Struct, frozen=True):
+    """What a handler may know of a call (grpc_calls.Call)."""
+
+    deadline: float | None = None
+
+
+ENDLESS: Final = Call()
+"""A call whose client waits for ever."""
 
 
 class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
@@ -33,7 +45,7 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no t
 def _unary(handler: Unary) -> Any:
     async def answer(data: bytes, context: Any) -> bytes:
         try:
-            reply = handler(memoryview(data), context)
+            reply = handler(memoryview(data), _call(context))
             return await reply if inspect.isawaitable(reply) else reply
         except EkibenError as error:
             await context.abort(_code(error), error.message)
@@ -49,12 +61,17 @@ def _streaming(handler: Streaming) -> Any:
 
     async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         try:
-            async for reply in handler(views(requests), context):
+            async for reply in handler(views(requests), _call(context)):
                 yield reply
         except EkibenError as error:
             await context.abort(_code(error), error.message)
 
     return answer
+
+
+def _call(context: Any) -> Call:
+    left_seconds = context.time_remaining()
+    return Call(None if left_seconds is None else SYSTEM_CLOCK.monotonic() + left_seconds)
 
 
 def _code(error: EkibenError) -> Any:

@@ -41,12 +41,18 @@ SIGNATURES = {
     "a/b": identity("INT8", 1),
     "add": ADD,
     "held": identity("INT8", 1),
+    "ranked": identity("INT8", 1),
     "broken": identity("INT8", 1),
 }
 
 
+HELD = ("held", "ranked")
+BATCHINGS = {"ranked": Batching(max_batch_size=1, max_queue_rows=3, priority_levels=2, default_priority=2)}
+USUAL = Batching(max_batch_size=8)
+
+
 class NumpyRunner(FakeExecutor):
-    """Answers at the next turn of the loop; the model `held` when the test says so, `broken` with a bug."""
+    """Answers at the next turn of the loop; the models in HELD when the test says so, `broken` with a bug."""
 
     ready = True
     restarts = 0
@@ -67,7 +73,7 @@ class NumpyRunner(FakeExecutor):
 
     def submit(self, slot: Slot, batch: Batch, done: Done) -> None:
         super().submit(slot, batch, done)
-        if self.model != "held":
+        if self.model not in HELD:
             asyncio.get_running_loop().call_soon(self.compute)
 
     def compute(self) -> None:
@@ -87,11 +93,8 @@ class House:
         self.door = OipHttp(self.engine, Settings(**limits))
 
     def _scan(self) -> Catalogue:
-        batching = Batching(max_batch_size=8)
-        return {
-            name: ModelSource(name, (VersionSource(name, 1, "", ModelSettings(runtime="python", batching=batching)),))
-            for name in SIGNATURES
-        }
+        settings = {name: ModelSettings(runtime="python", batching=BATCHINGS.get(name, USUAL)) for name in SIGNATURES}
+        return {name: ModelSource(name, (VersionSource(name, 1, "", each),)) for name, each in settings.items()}
 
     def make_runner(self, source: VersionSource, changed: Callable[[], None]) -> NumpyRunner:
         made = self.runners[source.model] = NumpyRunner(source)

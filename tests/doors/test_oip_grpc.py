@@ -19,8 +19,8 @@ from ekiben.doors.oip_grpc import OipGrpc
 from ekiben.doors.oip_grpc_infer import Pending
 from ekiben.errors import InvalidRequest
 from ekiben.runner.base import Raised
-from tests.doors.grpc_house import OPTIONS, SERVICE, call, serving, stream
-from tests.doors.house import House, run, until
+from tests.doors.grpc_house import ENDLESS, OPTIONS, SERVICE, call, serving, stream
+from tests.doors.house import SIGNATURES, House, run, until
 
 
 def with_client(test: Callable[[House, Any], Awaitable[None]]) -> None:
@@ -206,12 +206,12 @@ def test_answer_by_callback() -> None:
 
     async def test(house: House) -> None:
         infer = OipGrpc(house.engine).methods.unary[SERVICE + "ModelInfer"]
-        pending = infer(memoryview(request("a/b", 5).SerializeToString()), None)
+        pending = infer(memoryview(request("a/b", 5).SerializeToString()), ENDLESS)
         assert isinstance(pending, Pending)
         reply = pending.reply(await pending.future)
         assert service_pb2.ModelInferResponse.FromString(reply).raw_output_contents == [b"\x05"]
         with pytest.raises(InvalidRequest):
-            infer(memoryview(b"\x0a"), None)
+            infer(memoryview(b"\x0a"), ENDLESS)
 
     run(test)
 
@@ -285,7 +285,7 @@ def test_many_requests_of_one_stream_are_in_flight() -> None:
                 taken += 1
                 yield memoryview(request("held", number % 100, identity=str(number)).SerializeToString())
 
-        answers = OipGrpc(house.engine).methods.streaming[SERVICE + "ModelStreamInfer"](messages(), None)
+        answers = OipGrpc(house.engine).methods.streaming[SERVICE + "ModelStreamInfer"](messages(), ENDLESS)
         first = asyncio.ensure_future(anext(answers))
         await until(lambda: taken == 257)
         for _ in range(20):
@@ -317,7 +317,7 @@ def test_stream_that_ends_early_frees_its_places() -> None:
                 yield memoryview(request("held", number).SerializeToString())
             await asyncio.Event().wait()
 
-        answers = OipGrpc(house.engine).methods.streaming[SERVICE + "ModelStreamInfer"](messages(), None)
+        answers = OipGrpc(house.engine).methods.streaming[SERVICE + "ModelStreamInfer"](messages(), ENDLESS)
         first = asyncio.ensure_future(anext(answers))
         await until(lambda: bool(runner.running))
         first.cancel()
@@ -337,7 +337,7 @@ def test_stream_passes_a_broken_transport_on() -> None:
             yield memoryview(request("a/b", 1).SerializeToString())
             raise ConnectionResetError
 
-        answers = OipGrpc(house.engine).methods.streaming[SERVICE + "ModelStreamInfer"](messages(), None)
+        answers = OipGrpc(house.engine).methods.streaming[SERVICE + "ModelStreamInfer"](messages(), ENDLESS)
         assert await anext(answers)
         with pytest.raises(ConnectionResetError):
             await anext(answers)
@@ -354,7 +354,7 @@ def test_bug_in_a_stream_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
             raise RuntimeError("secret")
 
         house.engine.infer = bug  # type: ignore[assignment,method-assign]
-        answers = OipGrpc(house.engine).methods.streaming[SERVICE + "ModelStreamInfer"](messages(), None)
+        answers = OipGrpc(house.engine).methods.streaming[SERVICE + "ModelStreamInfer"](messages(), ENDLESS)
         reply = service_pb2.ModelStreamInferResponse.FromString(await anext(answers))
         assert (reply.error_message, reply.infer_response.id) == ("internal error", "x")
         assert "secret" in caplog.text
@@ -396,7 +396,7 @@ def test_model() -> None:
         assert (statistics.inference_count, statistics.execution_count) == (2, 1)
         assert statistics.inference_stats.success.count == 1
         assert statistics.batch_stats[0].batch_size == 2
-        assert len(client.get_inference_statistics().model_stats) == 7
+        assert len(client.get_inference_statistics().model_stats) == len(SIGNATURES)
 
     with_sync_client(test)
 

@@ -314,6 +314,51 @@ def test_the_repository() -> None:
     run(test)
 
 
+def test_priority_and_timeout_reach_the_queue() -> None:
+    async def test(house: House) -> None:
+        runner = house.runners["ranked"]
+
+        def ask(value: int, **parameters: object) -> Any:
+            return asyncio.ensure_future(house.infer("ranked", ints(value, parameters=parameters)))
+
+        running = [ask(1), ask(2)]
+        await until(lambda: len(runner.running) == 2)
+        waiting = [ask(3), ask(4, priority=1, binary_data_output=False), ask(5, priority=2), ask(6, timeout=1)]
+        status, reply = await waiting.pop()
+        assert status == 503
+        assert "Request timeout expired: it waited over 1 µs" in reply["error"]
+        while runner.running:
+            runner.compute()
+            await asyncio.sleep(0.01)
+        assert [int(batch.inputs[0].parts[0][0, 0]) for batch in runner.batches] == [1, 2, 4, 3, 5]
+        assert [status for status, _ in await asyncio.gather(*running, *waiting)] == [200] * 5
+
+    run(test)
+
+
+def test_a_full_queue_says_when_to_come_again() -> None:
+    async def test(house: House) -> None:
+        runner = house.runners["ranked"]
+        path, body = "/v2/models/ranked/infer", json.dumps(ints(1)).encode()
+        running = [asyncio.ensure_future(house.send("POST", path, body)) for _ in range(2)]
+        await until(lambda: len(runner.running) == 2)
+        running += [asyncio.ensure_future(house.send("POST", path, body)) for _ in range(3)]
+        await until(lambda: sum(version.scheduler.queue_rows for version in house.engine.versions()) == 3)
+        status, headers, reply = await house.send("POST", path, body)
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert b"Exceeds maximum queue size: 3 requests of 3 rows wait at priority level 2" in reply
+        urgent = json.dumps(ints(1, parameters={"priority": 1})).encode()
+        running.append(asyncio.ensure_future(house.send("POST", path, urgent)))
+        await until(lambda: sum(version.scheduler.queue_rows for version in house.engine.versions()) == 4)
+        while runner.running:
+            runner.compute()
+            await asyncio.sleep(0.01)
+        answers = await asyncio.gather(*running)
+        assert [(status, "retry-after" in headers) for status, headers, _ in answers] == [(200, False)] * 6
+
+    run(test)
+
+
 def test_kept_paths_are_bounded() -> None:
     async def test(house: House) -> None:
         for number in range(3000):

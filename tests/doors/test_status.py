@@ -14,6 +14,7 @@ _STATUS = {
     "NotReady": (503, "UNAVAILABLE"),
     "QueueFull": (503, "UNAVAILABLE"),
     "QueueTimeout": (503, "UNAVAILABLE"),
+    "DeadlineExceeded": (504, "DEADLINE_EXCEEDED"),
     "RunnerDied": (503, "UNAVAILABLE"),
     "Unsupported": (501, "UNIMPLEMENTED"),
     "Cancelled": (400, "CANCELLED"),

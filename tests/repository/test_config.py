@@ -9,12 +9,22 @@ from hypothesis import strategies as st
 
 from ekiben.errors import InvalidSettings
 from ekiben.repository.config import full_yaml, read_settings, settings_from, to_yaml, with_model_folder
-from ekiben.types import Batching, Instances, ModelSettings, Signature, TensorSpec
+from ekiben.types import Batching, Instances, ModelSettings, QueuePolicy, Signature, TensorSpec
 
 _FULL = ModelSettings(
     runtime="onnx",
     file="net.onnx",
-    batching=Batching(max_batch_size=8, max_delay_us=100, preferred_sizes=(4, 8), target_latency_ms=5.0),
+    batching=Batching(
+        max_batch_size=8,
+        max_delay_us=100,
+        preferred_sizes=(4, 8),
+        target_latency_ms=5.0,
+        timeout_action="delay",
+        allow_timeout_override=False,
+        priority_levels=3,
+        default_priority=2,
+        priority_policies={1: QueuePolicy(timeout_us=0), 3: QueuePolicy(max_queue_rows=7, timeout_action="reject")},
+    ),
     instances=(Instances("gpu:1", 2, 3), Instances()),
     signatures={
         "serving_default": Signature(
@@ -95,6 +105,34 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
         ("instances: {device: cpu}", ["instances must be array", "'device': 'cpu'"]),
         ("batching: {max_batch_size: '8'}", ["batching.max_batch_size must be int", "'8'"]),
         ("batching: {max_batch_size: -2}", ["max_batch_size", "-2"]),
+        ("batching: {timeout_action: wait}", ["batching.timeout_action", "'reject' or 'delay'", "'wait'"]),
+        ("batching: {timeout_us: -1}", ["batching.timeout_us", "-1"]),
+        ("batching: {max_queue_rows: 0}", ["batching.max_queue_rows", "got 0"]),
+        ("batching: {priority_levels: 257, default_priority: 1}", ["batching.priority_levels", "256", "257"]),
+        ("batching: {priority_levels: 2}", ["batching.default_priority must be from 1 to priority_levels 2", "got 0"]),
+        ("batching: {default_priority: 2}", ["batching.default_priority", "priority_levels, which is 0"]),
+        ("batching: {priority_policies: {1: {}}}", ["priority_policies", "priority_levels, which is 0"]),
+        (
+            "batching: {priority_levels: 2, default_priority: 1, priority_policies: {0: {}}}",
+            ["priority_policies", "from 1 to priority_levels 2", "got 0"],
+        ),
+        (
+            "batching: {priority_levels: 2, default_priority: 1, priority_policies: {2: {timeout: 3}}}",
+            ["'timeout'", "batching.priority_policies.2", "did you mean 'timeout_us'"],
+        ),
+        (
+            "batching: {priority_levels: 2, default_priority: 1, priority_policies: {2: {timeout_us: -3}}}",
+            ["batching.priority_policies", "timeout_us", "-3"],
+        ),
+        (
+            "batching: {priority_levels: 2, default_priority: 1, priority_policies: {two: {}}}",
+            ["the keys of batching.priority_policies must be int, got str"],
+        ),
+        (
+            "batching: {priority_levels: 2, default_priority: 1, preserve_ordering: true}",
+            ["batching.preserve_ordering", "priority_levels is 2"],
+        ),
+        ("batching: {timeout_action: delay, preserve_ordering: true}", ["batching.preserve_ordering", "'delay'"]),
         ("version_policy: latest", ["'latest'", "version_policy"]),
         ("version_policy: 3", ["version_policy", "3"]),
         ("file: ../../etc/passwd", ["'../../etc/passwd'"]),

@@ -10,7 +10,7 @@ from ekiben.errors import InvalidSettings
 from ekiben.repository import config_pbtxt
 from ekiben.repository.config_pbtxt import read_pbtxt
 from ekiben.repository.pbtxt_schema import model_config
-from ekiben.types import Batching, Instances, ModelSettings, Signature, TensorSpec
+from ekiben.types import Batching, Instances, ModelSettings, QueuePolicy, Signature, TensorSpec
 
 _TESTDATA = Path(os.environ.get("EKIBEN_TESTDATA", Path(__file__).parents[2].parent / "shared" / "testdata"))
 _TENSORS = (
@@ -87,8 +87,72 @@ def test_the_batcher_and_its_queue(tmp_path: Path) -> None:
         }}""",
     )
     assert settings.batching == Batching(
-        max_batch_size=8, max_delay_us=100, preferred_sizes=(4, 8), max_queue_rows=16, timeout_us=5000
+        max_batch_size=8,
+        max_delay_us=100,
+        preferred_sizes=(4, 8),
+        max_queue_rows=16,
+        timeout_us=5000,
+        allow_timeout_override=False,
     )
+
+
+def test_priorities_and_the_policies_of_their_queues(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    settings = _read(
+        tmp_path,
+        f"""max_batch_size: 8 {_TENSORS}
+        dynamic_batching {{
+          priority_levels: 3 default_priority_level: 2
+          default_queue_policy {{ timeout_action: DELAY allow_timeout_override: true }}
+          priority_queue_policy {{ key: 3 value {{ max_queue_size: 5 default_timeout_microseconds: 70 }} }}
+          priority_queue_policy {{ key: 1 value {{ timeout_action: DELAY allow_timeout_override: true }} }}
+        }}""",
+        warnings,
+    )
+    assert settings.batching == Batching(
+        max_batch_size=8,
+        timeout_action="delay",
+        priority_levels=3,
+        default_priority=2,
+        priority_policies={
+            1: QueuePolicy(4096, 0, "delay", True),
+            3: QueuePolicy(5, 70, "reject", False),
+        },
+    )
+    assert warnings == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "allowed"),
+    [
+        ("", True),
+        ("default_queue_policy { }", False),
+        ("default_queue_policy { allow_timeout_override: false }", False),
+        ("default_queue_policy { allow_timeout_override: true }", True),
+    ],
+)
+def test_a_request_may_shorten_its_timeout_unless_a_policy_is_given_that_does_not_let_it(
+    policy: str, allowed: bool, tmp_path: Path
+) -> None:
+    settings = _read(tmp_path, f"max_batch_size: 8 {_TENSORS} dynamic_batching {{ {policy} }}")
+    assert settings.batching.allow_timeout_override is allowed
+
+
+def test_ordering_is_kept_where_it_is_asked_for(tmp_path: Path) -> None:
+    settings = _read(tmp_path, f"max_batch_size: 8 {_TENSORS} dynamic_batching {{ preserve_ordering: true }}")
+    assert settings.batching.preserve_ordering
+
+
+def test_priorities_that_there_are_none_of_are_warned_of(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    settings = _read(
+        tmp_path,
+        f"""max_batch_size: 8 {_TENSORS}
+        dynamic_batching {{ default_priority_level: 2 priority_queue_policy {{ key: 1 value {{ }} }} }}""",
+        warnings,
+    )
+    assert settings.batching == Batching(max_batch_size=8)
+    assert "priority_levels is 0: default_priority_level, priority_queue_policy" in warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +246,25 @@ def test_the_rest_of_what_is_supported(tmp_path: Path) -> None:
         (f'{_TENSORS} input {{ name: "z" data_type: TYPE_FP32 }}', ["'z'", "dims"]),
         (f'{_TENSORS} input {{ name: "z" data_type: TYPE_FP33 dims: 1 }}', ["TYPE_FP33"]),
         (f"max_batch_size: 4 {_TENSORS} dynamic_batching {{ preferred_batch_size: 9 }}", ["4", "[9]"]),
+        ("dynamic_batching { priority_levels: 2 }", ["default_priority_level", "from 1 to priority_levels 2", "got 0"]),
+        ("dynamic_batching { priority_levels: 2 default_priority_level: 3 }", ["default_priority_level", "got 3"]),
+        ("dynamic_batching { priority_levels: 9999999 default_priority_level: 1 }", ["priority_levels", "9999999"]),
+        (
+            "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 5 } }",
+            ["priority_queue_policy", "from 1 to priority_levels 2", "got 5"],
+        ),
+        (
+            "dynamic_batching { priority_levels: 2 default_priority_level: 1 preserve_ordering: true }",
+            ["preserve_ordering", "priority_levels is 2"],
+        ),
+        (
+            "dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY } }",
+            ["preserve_ordering", "delay"],
+        ),
+        (
+            "dynamic_batching { default_queue_policy { default_timeout_microseconds: 18446744073709551615 } }",
+            ["timeout_us", "18446744073709551615"],
+        ),
         ("version_policy { latest { } all { } }", ["latest and all"]),
         ("version_policy { specific { versions: -1 } }", ["-1"]),
         ("instance_group { count: 0 }", ["count", "0"]),
@@ -212,11 +295,6 @@ def test_what_is_wrong_or_would_change_answers_is_an_error(text: str, words: lis
         ('model_warmup { name: "w" }', "model_warmup"),
         ('metric_tags { key: "a" value: "b" }', "metric_tags"),
         ("instance_group { rate_limiter { priority: 1 } }", "instance_group.rate_limiter"),
-        ("max_batch_size: 2 dynamic_batching { priority_levels: 2 }", "dynamic_batching.priority_levels"),
-        (
-            "max_batch_size: 2 dynamic_batching { default_queue_policy { timeout_action: DELAY } }",
-            "dynamic_batching.default_queue_policy.timeout_action",
-        ),
     ],
 )
 def test_what_only_changes_speed_is_warned_of_by_name(text: str, field: str, tmp_path: Path) -> None:
@@ -240,13 +318,22 @@ def test_a_batcher_without_a_batch_dimension_has_no_effect(tmp_path: Path) -> No
     assert "max_batch_size is 0" in warnings[0]
 
 
+def test_priorities_hold_without_a_batch_dimension(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    text = "dynamic_batching { priority_levels: 2 default_priority_level: 2 }"
+    settings = _read(tmp_path, f"{_TENSORS} {text}", warnings)
+    assert settings.batching == Batching(max_batch_size=0, priority_levels=2, default_priority=2)
+    assert warnings == []
+
+
 _USED = {
     "": "name platform backend version_policy max_batch_size input output default_model_filename parameters "
     "dynamic_batching instance_group response_cache model_transaction_policy",
     "input": "name data_type format dims optional",
     "output": "name data_type dims label_filename",
     "instance_group": "name kind count gpus",
-    "dynamic_batching": "preferred_batch_size max_queue_delay_microseconds default_queue_policy",
+    "dynamic_batching": "preferred_batch_size max_queue_delay_microseconds preserve_ordering priority_levels "
+    "default_priority_level default_queue_policy priority_queue_policy",
 }
 
 

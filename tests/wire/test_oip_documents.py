@@ -2,8 +2,10 @@
 
 import json
 
+import pytest
+
 from ekiben.metrics import BatchStatistics, Duration, VersionStatistics
-from ekiben.types import Batching, Instances, ModelSettings, Signature, TensorSpec
+from ekiben.types import Batching, Instances, ModelSettings, QueuePolicy, Signature, TensorSpec
 from ekiben.wire.oip_documents import (
     error_body,
     index_body,
@@ -54,12 +56,61 @@ def test_config_with_a_batch_dimension() -> None:
     ]
     assert config["output"][0]["label_filename"] == "labels.txt"
     assert config["version_policy"] == {"specific": {"versions": [1, 3]}}
-    assert config["dynamic_batching"] == {"preferred_batch_size": [4, 8], "max_queue_delay_microseconds": 100}
+    assert config["dynamic_batching"] == {
+        "preferred_batch_size": [4, 8],
+        "max_queue_delay_microseconds": 100,
+        "preserve_ordering": False,
+        "priority_levels": 0,
+        "default_priority_level": 0,
+        "priority_queue_policy": {},
+    }
     assert [(each["kind"], each["count"], each["gpus"]) for each in config["instance_group"]] == [
         ("KIND_GPU", 2, [1]),
         ("KIND_CPU", 1, []),
     ]
     assert config["parameters"] == {"x": {"string_value": "1"}}
+
+
+def test_config_says_how_requests_wait() -> None:
+    batching = Batching(
+        max_batch_size=8,
+        timeout_us=5,
+        timeout_action="delay",
+        priority_levels=3,
+        default_priority=2,
+        priority_policies={3: QueuePolicy(max_queue_rows=9, timeout_action="reject"), 1: QueuePolicy()},
+    )
+    config = json.loads(model_config_body("m", "", ModelSettings(batching=batching), _SIGNATURE))
+    common = {
+        "timeout_action": "DELAY",
+        "default_timeout_microseconds": 5,
+        "allow_timeout_override": True,
+        "max_queue_size": 4096,
+    }
+    assert config["dynamic_batching"] == {
+        "preferred_batch_size": [],
+        "max_queue_delay_microseconds": 0,
+        "preserve_ordering": False,
+        "priority_levels": 3,
+        "default_priority_level": 2,
+        "default_queue_policy": common,
+        "priority_queue_policy": {"1": common, "3": {**common, "timeout_action": "REJECT", "max_queue_size": 9}},
+    }
+
+
+@pytest.mark.parametrize(
+    "batching",
+    [
+        Batching(preserve_ordering=True),
+        Batching(timeout_us=1),
+        Batching(allow_timeout_override=False),
+        Batching(max_queue_rows=1),
+        Batching(timeout_action="delay"),
+        Batching(priority_levels=1, default_priority=1),
+    ],
+)
+def test_config_says_what_is_not_usual(batching: Batching) -> None:
+    assert "dynamic_batching" in json.loads(model_config_body("m", "", ModelSettings(batching=batching), _SIGNATURE))
 
 
 def test_config_without_one() -> None:

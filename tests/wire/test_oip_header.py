@@ -107,6 +107,7 @@ def test_parameters_and_outputs() -> None:
         assert request.parameters == {
             "s": "x", "b": True, "i": 1, "f": 1.5, "priority": 1, "timeout": 5, "sequence_id": "q", "headers": "x",
         }  # fmt: skip
+        assert (request.priority, request.timeout_us, request.deadline) == (1, 5, None)
         assert request.outputs == ("a", "b", "c")
         assert call.wishes == {"a": OutputWish(True), "b": OutputWish(False), "c": OutputWish(True, 3)}
         assert call.classifies

@@ -177,6 +177,17 @@ def test_parameters(key: str, kind: str, value: object) -> None:
     assert decoded(with_parameter(key, **{kind: value})).parameters == {key: value}
 
 
+def test_how_a_request_waits_is_read_again_from_a_message_seen_before() -> None:
+    request = with_parameter("priority", uint64_param=(1 << 64) - 1)
+    request.parameters["timeout"].int64_param = 7
+    codec = InferCodec()
+    for _ in range(2):
+        found = codec.decode_infer(request.SerializeToString()).request
+        assert (found.priority, found.timeout_us, found.deadline) == ((1 << 64) - 1, 7, None)
+    found = codec.decode_infer(with_parameter("my", bool_param=True).SerializeToString()).request
+    assert (found.priority, found.timeout_us) == (0, 0)
+
+
 def test_parameters_that_are_not_the_models() -> None:
     assert decoded(with_parameter("triton_enable_empty_final_response", bool_param=True)).parameters == {}
     request = decoded(with_parameter("signature_name", string_param="s"))

@@ -63,7 +63,15 @@ _MODEL_CONFIG: Final = ProtoFile(
             "1 data_type DataType; 2 dims int64*; 3 zero_data bool@input_data_type; "
             "4 random_data bool@input_data_type; 5 input_data_file string@input_data_type"
         ),
-        "ModelDynamicBatching": "1 preferred_batch_size int32*; 2 max_queue_delay_microseconds uint64",
+        "ModelDynamicBatching": (
+            "1 preferred_batch_size int32*; 2 max_queue_delay_microseconds uint64; 3 preserve_ordering bool; "
+            "4 priority_levels uint64; 5 default_priority_level uint64; 6 default_queue_policy ModelQueuePolicy; "
+            "7 priority_queue_policy map<uint64,ModelQueuePolicy>"
+        ),
+        "ModelQueuePolicy": (
+            "1 timeout_action ModelQueuePolicy.TimeoutAction; 2 default_timeout_microseconds uint64; "
+            "3 allow_timeout_override bool; 4 max_queue_size uint32"
+        ),
         "ModelOptimizationPolicy": (
             "2 priority ModelOptimizationPolicy.ModelPriority; "
             "5 input_pinned_memory ModelOptimizationPolicy.PinnedMemoryBuffer; "
@@ -87,6 +95,7 @@ _MODEL_CONFIG: Final = ProtoFile(
         ),
         "BatchOutput.Kind": "BATCH_SCATTER_WITH_INPUT_SHAPE",
         "ModelOptimizationPolicy.ModelPriority": "PRIORITY_DEFAULT PRIORITY_MAX PRIORITY_MIN",
+        "ModelQueuePolicy.TimeoutAction": "REJECT DELAY",
     },
 )
 
