@@ -9,13 +9,11 @@ Nobody imports this file but `ekiben.EngineService` in a service.py.
 import asyncio
 import contextlib
 import gc
-import importlib.util
-import json
 import logging
-import math
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,14 +32,18 @@ from ekiben.doors.grpc_reflection import GrpcReflection
 from ekiben.doors.oip_grpc import OipGrpc
 from ekiben.doors.oip_http import OipHttp
 from ekiben.doors.prometheus import render
+from ekiben.doors.restricted import LockedApp, grpc_guards
 from ekiben.engine.engine import Engine, VersionView
 from ekiben.errors import InvalidSettings, Unavailable
+from ekiben.greeting import HttpAddress, banner, call, joined
 from ekiben.preprocess import parse
-from ekiben.remote import RemoteEngine
+from ekiben.remote import RemoteEngine, access_from
 from ekiben.repository.layout import STORE, Reader, open_repositories
+from ekiben.restrictions import keys_of
 from ekiben.runner.cores import usable_cores
 from ekiben.runner.supervisor import Runner as RunnerSupervisor
 from ekiben.settings import PARENT_VARIABLE, Settings, bentoml_home
+from ekiben.tls import CIPHERS, TlsFiles, load_identity
 from ekiben.types import Catalogue, ModelSource, VersionSource
 from ekiben.wire.protos.grpc import HEALTH
 from ekiben.wire.protos.oip import OIP
@@ -52,10 +54,8 @@ _LOG: Final = logging.getLogger("ekiben.app")
 _GC_THRESHOLDS: Final = (50_000, 50, 50)
 """Full collections of a large heap take 100 ms and more, so they are made rare, and what start-up made is frozen."""
 
-_MOST_NUMBERS: Final = 64
 _ORPHAN_SECONDS: Final = 10.0
 """What a worker without its parent has to end by itself, before it is ended: nobody would notice that it has not."""
-_ZEROS: Final = {"BYTES": "", "BOOL": False}
 
 
 class EngineService(Service[Any]):  # type: ignore[misc]  # BentoML's classes are not typed
@@ -69,25 +69,47 @@ class EngineService(Service[Any]):  # type: ignore[misc]  # BentoML's classes ar
             raise InvalidSettings(
                 f"service '{self.name}': workers must be 1: more are not supported yet, got {workers}"
             )
-        super().inject_config()
+        tls = Settings.load(environ=os.environ).http_tls
+        if tls is None:
+            super().inject_config()
+            return
+        # Not for longer than this call: a Bento that is built here must not know of this machine's files.
+        own = self.config.get("ssl")
+        self.config["ssl"] = {**(own or {}), **_bentoml_tls(tls)}
+        try:
+            super().inject_config()
+        finally:
+            del self.config["ssl"]
+            if own is not None:
+                self.config["ssl"] = own
 
     def to_asgi(self, is_main: bool = True) -> Any:
         """BentoML's app with the engine in front of it."""
         settings = Settings.load(environ=os.environ)
         logs.configure(settings.log_format)
+        certified: tuple[str, ...] = ()
+        if settings.http_tls is not None:
+            identity = load_identity(settings.http_tls)
+            if identity.flaw:
+                _LOG.warning("clients will refuse the certificate '%s': %s", settings.tls_cert, identity.flaw)
+            certified = identity.hosts
         runners, repositories = self._declarations()
         remote = os.environ.get("EKIBEN_URL")
         if remote:
-            client = RemoteEngine(remote)
+            client = RemoteEngine(remote, access_from(os.environ))
             for each in (*runners, *repositories):
                 each.bind(lambda: client)
-            return super().to_asgi(is_main=is_main)
-        app = EngineApp(settings, self._reader(settings, runners, repositories), runners)
+            return self._locked(settings, is_main)
+        app = EngineApp(settings, self._reader(settings, runners, repositories), runners, certified)
         for each in (*runners, *repositories):
             each.bind(app.answering)
         self._answer_probes(app)
-        app.bentoml = super().to_asgi(is_main=is_main)
+        app.bentoml = self._locked(settings, is_main)
         return app
+
+    def _locked(self, settings: Settings, is_main: bool) -> Any:
+        """BentoML's app, which runs models too, for those who may."""
+        return LockedApp.around(super().to_asgi(is_main=is_main), settings, self.path_prefix or "")
 
     def _declarations(self) -> tuple[list[Runner], list[Repository]]:
         declared = [getattr(self.inner, name) for name in dir(self.inner)]
@@ -127,8 +149,12 @@ class EngineApp:
 
     bentoml: Any
 
-    def __init__(self, settings: Settings, reader: Reader, runners: list[Runner]) -> None:
+    def __init__(
+        self, settings: Settings, reader: Reader, runners: list[Runner], certified_hosts: tuple[str, ...] = ()
+    ) -> None:
+        """`certified_hosts` are the names in the certificate of `tls_cert`."""
         self._settings = settings
+        self._certified_hosts = certified_hosts
         self._reader = reader
         self._declared = {(runner.tag.name, _version_of(runner)): runner for runner in runners}
         self._engine: Engine | None = None
@@ -186,12 +212,16 @@ class EngineApp:
             concurrent_loads=max(1, cores),
         )
         self._oip = OipHttp(engine, self._settings)
-        grpc = GrpcPort(_grpc_services(engine), self._settings.body_limit_bytes)
-        host, _ = _http_address(self._settings)
+        services = _grpc_services(engine)
+        paths = [path for methods in services for path in (*methods.unary, *methods.streaming)]
+        grpc = GrpcPort(services, self._settings.body_limit_bytes, grpc_guards(self._settings, paths))
+        http = _http_address(self._settings, self._certified_hosts)
         if self._settings.grpc_port:
             try:
-                await grpc.listen(host, self._settings.grpc_port)
-                self._grpc_address = _joined(host, self._settings.grpc_port)
+                await grpc.listen(http.host, self._settings.grpc_port, self._settings.grpc_tls)
+                self._grpc_address = joined(http.host, self._settings.grpc_port)
+                if http.cert and self._settings.grpc_tls is None:
+                    _LOG.warning("the gRPC port has no TLS, though HTTP has: set EKIBEN_TLS_CERT and EKIBEN_TLS_KEY")
             except InvalidSettings as error:
                 _LOG.error("gRPC is not served: %s", error)
         starting = asyncio.create_task(self._start(engine))
@@ -222,9 +252,10 @@ class EngineApp:
         failed = [entry for entry in entries if entry.state == "UNAVAILABLE"]
         for entry in failed:
             _LOG.error("not served: %s %s: %s", entry.name, entry.version, entry.reason)
-        address = f"http://{_joined(*_http_address(self._settings))}"
-        print(_banner(address, self._grpc_address, len(ready), len(failed)), flush=True)
-        print(_call(address, engine), flush=True)
+        http = _http_address(self._settings, self._certified_hosts)
+        headers = {group: key.header for group, key in keys_of("http", self._settings.http_restricted).items()}
+        print(banner(http.url, self._grpc_address, len(ready), len(failed)), flush=True)
+        print(call(http, engine, headers), flush=True)
 
     def _scan(self) -> Catalogue:
         return {name: self._configured(source) for name, source in self._reader.scan().items()}
@@ -271,55 +302,26 @@ def _version_of(runner: Runner) -> str:
     return "" if runner.tag.version in (None, "latest") else str(runner.tag.version)
 
 
-def _http_address(settings: Settings) -> tuple[str, int]:
-    """Where uvicorn listens: the socket that BentoML handed to this worker, whatever option or variable chose it."""
+def _http_address(settings: Settings, certified_hosts: tuple[str, ...]) -> HttpAddress:
+    """Where uvicorn listens, and how: what BentoML told this worker, whatever option or variable chose it."""
     host, port = settings.host, settings.port
-    if "--fd" in sys.argv:
-        with socket.socket(fileno=os.dup(int(sys.argv[sys.argv.index("--fd") + 1]))) as listening:
+    if listener := _argument("--fd"):
+        with socket.socket(fileno=os.dup(int(listener))) as listening:
             host, port = listening.getsockname()[:2]
-    return host, port
+    cert = _argument("--ssl-certfile")
+    hosts = certified_hosts if cert == settings.tls_cert else ()
+    return HttpAddress(host, port, cert, hosts, bool(_argument("--ssl-cert-reqs")))
 
 
-def _joined(host: str, port: int) -> str:
-    return f"{f'[{host}]' if ':' in host else host}:{port}"
+def _argument(option: str) -> str:
+    """What this worker was started with; '' where it was not."""
+    return sys.argv[sys.argv.index(option) + 1] if option in sys.argv else ""
 
 
-def _banner(http: str, grpc: str, ready: int, failed: int) -> str:
-    broken = f", {failed} not served (see above)" if failed else ""
-    return f"Ekiben is ready: HTTP {http}, gRPC {grpc or 'off'} (model versions: {ready} served{broken})"
-
-
-def _call(address: str, engine: Engine) -> str:
-    """One call to copy: a photo where a model takes one, else zeros for the first model."""
-    names = engine.models()
-    for name in names:
-        if engine.version(name).settings.preprocess is not None:
-            return f"Try: curl -F image=@{_photo()} -F model={name} {address}/classify"
-    if not names:
-        return f"Try: curl {address}/v2"
-    specs = engine.version(names[0]).default.inputs
-    sizes = [math.prod(max(size, 1) for size in spec.shape) for spec in specs]
-    if sum(sizes) > _MOST_NUMBERS or any(spec.datatype in ("FP16", "BF16") for spec in specs):
-        return f"Try: curl {address}/v2/models/{names[0]}"
-    inputs = [
-        {
-            "name": spec.name,
-            "datatype": spec.datatype,
-            "shape": [max(size, 1) for size in spec.shape],
-            "data": [_ZEROS.get(spec.datatype, 0)] * size,
-        }
-        for spec, size in zip(specs, sizes, strict=True)
-    ]
-    body = json.dumps({"inputs": inputs})
-    return f"Try: curl {address}/v2/models/{names[0]}/infer -d '{body}'"
-
-
-def _photo() -> str:
-    """A sample photo, where the package that has one is installed."""
-    found = importlib.util.find_spec("skimage")
-    if found is None or found.origin is None:
-        return "photo.jpg"
-    return os.path.relpath(Path(found.origin).parent / "data" / "coffee.png")
+def _bentoml_tls(files: TlsFiles) -> dict[str, object]:
+    """Our files in BentoML's words. Its own choice of ciphers has none with forward secrecy for TLS 1.2."""
+    own = {"enabled": True, "certfile": files.cert, "keyfile": files.key, "ciphers": CIPHERS}
+    return {**own, "ca_certs": files.client_ca, "cert_reqs": int(ssl.CERT_REQUIRED)} if files.client_ca else own
 
 
 def _end_with_parent() -> None:

@@ -7,30 +7,29 @@ import argparse
 import asyncio
 import importlib
 import ipaddress
-import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import msgspec
-import numpy as np
 import yaml
 
 from ekiben.clock import SYSTEM_CLOCK
-from ekiben.errors import EkibenError, InferenceFailed, InvalidSettings, LoadFailed, NotFound, Unavailable, Unsupported
-from ekiben.inputs import is_image, read_inputs, tensor_spec
+from ekiben.errors import EkibenError, InvalidSettings, LoadFailed, NotFound, Unavailable
+from ekiben.inputs import tensor_spec
 from ekiben.repository.config import full_yaml
 from ekiben.repository.layout import NUMBERS_FILE, STORE, Reader, open_repositories
 from ekiben.repository.selection import AvailableModel, AvailableVersion
 from ekiben.repository.version_numbers import VersionNumbers, number_in
 from ekiben.runner.cores import usable_cores
 from ekiben.runner.supervisor import Runner
-from ekiben.settings import GRACE_SECONDS, PARENT_VARIABLE, Settings, bentoml_home, to_environment
-from ekiben.types import Request, Response, Signature, Tensor, VersionSource, datatype_of
+from ekiben.settings import FILES, GRACE_SECONDS, PARENT_VARIABLE, Settings, bentoml_home, to_environment
+from ekiben.tls import load_identity
+from ekiben.types import Signature, VersionSource
 
 __all__ = ["main", "parser"]
 
@@ -107,6 +106,26 @@ def parser() -> argparse.ArgumentParser:
         "--load-model", dest="load_models", action="append", metavar="NAME", help="load this, with explicit; repeatable"
     )
     serve.add_argument("--workers", type=int, help="server processes (1)")
+    serve.add_argument("--tls-cert", metavar="FILE", help="certificate of both ports, with those that lead to its CA")
+    serve.add_argument("--tls-key", metavar="FILE", help="its private key")
+    serve.add_argument("--tls-client-ca", metavar="FILE", help="let in only clients that these CAs certified")
+    serve.add_argument("--grpc-tls-cert", metavar="FILE", help="for the gRPC port in place of --tls-cert")
+    serve.add_argument("--grpc-tls-key", metavar="FILE", help="for the gRPC port in place of --tls-key")
+    serve.add_argument("--grpc-tls-client-ca", metavar="FILE", help="for the gRPC port in place of --tls-client-ca")
+    serve.add_argument(
+        "--http-restricted-api",
+        dest="http_restricted",
+        action="append",
+        metavar="GROUP,…:HEADER=VALUE",
+        help="only for callers that send this header: groups of HTTP endpoints; repeatable",
+    )
+    serve.add_argument(
+        "--grpc-restricted-protocol",
+        dest="grpc_restricted",
+        action="append",
+        metavar="GROUP,…:KEY=VALUE",
+        help="the same for gRPC: the header is triton-grpc-protocol-KEY; repeatable",
+    )
 
     bring = command("import", _import, "Put a model into the Bento model store.", state)
     bring.add_argument("path", metavar="PATH", type=Path, help="a model file or folder")
@@ -141,6 +160,16 @@ def parser() -> argparse.ArgumentParser:
         help="JSON, FILE.npy, FILE.npz or @FILE; repeatable",
     )
     infer.add_argument("--url", default=os.environ.get("EKIBEN_URL", _DEFAULT_URL), help=f"the server ({_DEFAULT_URL})")
+    infer.add_argument("--cacert", metavar="FILE", help="trust only these CAs, for https")
+    infer.add_argument("--cert", metavar="FILE", help="certificate to show, where the server asks for one")
+    infer.add_argument("--key", metavar="FILE", help="its private key")
+    infer.add_argument(
+        "--header",
+        dest="headers",
+        action="append",
+        metavar="NAME=VALUE",
+        help="what the server asks for where it is restricted; repeatable",
+    )
     infer.add_argument("--json", action="store_true", help="print the answer as JSON")
     return top
 
@@ -152,6 +181,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         options["repositories"] = [_absolute(each) for each in options["repositories"]]
     settings = Settings.load(arguments.config, os.environ, options)
     _open(settings)
+    _check_tls(settings)
+    options |= {name: getattr(settings, name) or None for name in FILES}
     host = _address(settings.host)
     _check_port(host, settings.port, "--port")
     _check_port(host, settings.grpc_port, "--grpc-port")
@@ -241,67 +272,20 @@ async def _signatures(source: VersionSource) -> dict[str, Signature]:
 
 
 def _infer(arguments: argparse.Namespace) -> int:
-    name, _, version = arguments.model.partition(":")
+    ask = importlib.import_module("ekiben.ask")
+    given = {name: getattr(arguments, name) for name in ("cacert", "cert", "key", "headers")}
     url = arguments.url if "://" in arguments.url else f"http://{arguments.url}"
-    remote = importlib.import_module("ekiben.remote")
-    images = [value for value in (text.partition("=")[2] or text for text in arguments.inputs) if is_image(value)]
-    vision = _Vision(_reader(arguments), arguments.model) if images else None
-
-    async def ask() -> Response:
-        engine = remote.RemoteEngine(url)
-        try:
-            signature = (await engine.version(name, version)).default
-        except Unavailable as error:
-            hint = "; start a server with `ekiben serve`, or name it with --url" if _UNREACHED in error.message else ""
-            raise Unavailable(f"{error.message}{hint}") from None
-        inputs = read_inputs(arguments.inputs, signature.inputs, name, vision.prepare if vision else _no_image)
-        response: Response = await engine.infer(Request(name, inputs, version))
-        return response
-
-    try:
-        response = asyncio.run(ask())
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        raise InferenceFailed(
-            f"{url} does not answer as a server of the Open Inference Protocol does: {error!r}"
-        ) from None
-    if arguments.json:
-        print(json.dumps(_as_json(response)))
-        return 0
-    print(f"{response.model} version {response.version}")
-    for output, tensor in response.outputs.items():
-        print(f"{output}: {datatype_of(tensor)} {list(tensor.shape)}")
-        print(vision.ranked(output, tensor) or _readable(tensor) if vision else _readable(tensor))
+    print(
+        ask.ask(
+            url,
+            {name: value for name, value in given.items() if value},
+            arguments.model,
+            arguments.inputs,
+            lambda: _find(_reader(arguments), arguments.model),
+            as_json=arguments.json,
+        )
+    )
     return 0
-
-
-class _Vision:
-    """The preprocess declaration of a model in the repositories here: images in, ranked labels out."""
-
-    def __init__(self, reader: Reader, name: str) -> None:
-        self._preprocess = importlib.import_module("ekiben.preprocess")
-        model, version = _find(reader, name)
-        if version.settings.preprocess is None:
-            raise Unsupported(f"model '{model.name}' has no preprocess declaration, so it cannot take an image")
-        self._declaration = self._preprocess.parse(version.settings.preprocess, model.name)
-        label_file = version.settings.labels.get(self._declaration.output)
-        self._labels = Path(label_file).read_text(encoding="utf-8").splitlines() if label_file else ()
-
-    def prepare(self, path: Path) -> Tensor:
-        """The tensor of an image file."""
-        pixels = self._preprocess.decode(path.read_bytes(), self._declaration.max_pixels)
-        tensor: Tensor = self._preprocess.prepare(self._declaration, [pixels])
-        return tensor
-
-    def ranked(self, output: str, tensor: Tensor) -> str:
-        """The best labels as text; '' for an output that holds no scores."""
-        if output != self._declaration.output:
-            return ""
-        best = self._preprocess.rank(self._declaration, tensor, self._labels)[0]
-        return "\n".join(f"  {each.score:.4f}  {each.label}" for each in best)
-
-
-def _no_image(path: Path) -> Tensor:
-    raise Unsupported(f"'{path}' is an image, and the input takes numbers: write it as NAME=@{path}")
 
 
 def _fail(message: str, status: int) -> int:
@@ -330,6 +314,15 @@ def _address(host: str) -> str:
         return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
     except ValueError:
         raise InvalidSettings(f"host must be an IP address, like 127.0.0.1 or 0.0.0.0, got '{host}'") from None
+
+
+def _check_tls(settings: Settings) -> None:
+    """Raise InvalidSettings for files that cannot be used; say what clients will refuse."""
+    ports = (settings.http_tls, settings.grpc_tls if settings.grpc_port else None)
+    for files in {files for files in ports if files is not None}:
+        flaw = load_identity(files).flaw
+        if flaw:
+            print(f"ekiben: clients will refuse the certificate '{files.cert}': {flaw}", file=sys.stderr)
 
 
 def _check_port(host: str, port: int, option: str) -> None:
@@ -424,33 +417,6 @@ def _size(size_bytes: int) -> str:
 
 def _date(epoch: float) -> str:
     return datetime.fromtimestamp(epoch).astimezone().isoformat(" ", "seconds")
-
-
-def _readable(tensor: Tensor) -> str:
-    if tensor.dtype == np.object_:
-        tensor = np.array([_text(each) for each in tensor.reshape(-1)], np.object_).reshape(tensor.shape)
-    text = np.array2string(tensor, threshold=40, edgeitems=5, max_line_width=100, separator=", ")
-    return "\n".join(f"  {line}" for line in text.splitlines())
-
-
-def _text(element: bytes) -> str:
-    return element.decode("utf-8", "backslashreplace")
-
-
-def _as_json(response: Response) -> Mapping[str, object]:
-    return {
-        "model_name": response.model,
-        "model_version": response.version,
-        "outputs": [
-            {
-                "name": name,
-                "datatype": datatype_of(tensor),
-                "shape": list(tensor.shape),
-                "data": [_text(each) if isinstance(each, bytes) else each for each in tensor.reshape(-1).tolist()],
-            }
-            for name, tensor in response.outputs.items()
-        ],
-    }
 
 
 if __name__ == "__main__":

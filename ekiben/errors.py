@@ -10,6 +10,7 @@ EkibenError
 │   ├── QueueTimeout       waited longer than the request or the model allows
 │   │   └── DeadlineExceeded   waited until its caller gave up
 │   └── RunnerDied         the runner ended under the request, and again under its retry
+├── Restricted             only for callers with a key, which this one did not send
 ├── Unsupported            valid, but this server or model cannot do it
 ├── Cancelled              the caller went away
 ├── InferenceFailed        the model raised for this very request
@@ -38,6 +39,7 @@ __all__ = [
     "NotReady",
     "QueueFull",
     "QueueTimeout",
+    "Restricted",
     "RunnerDied",
     "TooLarge",
     "Unavailable",
@@ -51,6 +53,7 @@ class Code(StrEnum):
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"
     UNAVAILABLE = "UNAVAILABLE"
+    RESTRICTED = "RESTRICTED"
     UNSUPPORTED = "UNSUPPORTED"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     CANCELLED = "CANCELLED"
@@ -128,6 +131,13 @@ class RunnerDied(Unavailable):
     """The runner ended while it held the request, and again when the request was retried alone."""
 
     reason = "runner_died"
+
+
+class Restricted(EkibenError):
+    """The endpoint is for callers that send a certain header; the message names the header and never its value."""
+
+    code = Code.RESTRICTED
+    reason = "restricted"
 
 
 class Unsupported(EkibenError):

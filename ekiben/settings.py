@@ -13,9 +13,12 @@ import msgspec
 
 from ekiben.errors import InvalidSettings
 from ekiben.plain import convert, load_yaml
+from ekiben.restrictions import HIDDEN, keys_of
+from ekiben.tls import TlsFiles
 
 __all__ = [
     "BENTOML_VARIABLES",
+    "FILES",
     "GRACE_SECONDS",
     "PARENT_VARIABLE",
     "VARIABLES",
@@ -25,6 +28,7 @@ __all__ = [
 ]
 
 _ENVIRONMENT: Final = "the environment"
+_ELSEWHERE: Final = "given by another source"
 _PREFIX: Final = "EKIBEN_"
 _STORE: Final = "store"
 _MIB: Final = 2**20
@@ -41,6 +45,19 @@ PARENT_VARIABLE: Final = "EKIBEN_SERVE_PID"
 
 GRACE_SECONDS: Final = 30
 """What requests in flight have to end after SIGTERM, before they are cut off."""
+
+FILES: Final = (
+    "tls_cert",
+    "tls_key",
+    "tls_client_ca",
+    "grpc_tls_cert",
+    "grpc_tls_key",
+    "grpc_tls_client_ca",
+)
+"""Settings that are paths of files."""
+
+_SECRET: Final = ("http_restricted", "grpc_restricted")
+"""Lists of texts that no error may show. In a variable they are one text, or JSON: commas are part of them."""
 
 _SINGULAR: Final = {"repositories": "repository", "load_models": "load_model"}
 _FOREIGN: Final = "tcp://"
@@ -74,6 +91,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The JSON in a request, tensors in binary not counted: parsing takes many times its size."""
     json_depth_limit: int = 100
     """Brackets within brackets in a JSON body."""
+    tls_cert: str = ""
+    """A PEM file with the certificate of both ports, and those that lead to its CA. '': no TLS."""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    """A PEM file: only clients with a certificate of one of these CAs are let in."""
+    grpc_tls_cert: str = ""
+    """What the gRPC port has in place of the setting without `grpc_`."""
+    grpc_tls_key: str = ""
+    grpc_tls_client_ca: str = ""
+    http_restricted: tuple[str, ...] = ()
+    """`GROUP,…:HEADER=VALUE`: what callers must send for the endpoints of these groups (ekiben.restrictions)."""
+    grpc_restricted: tuple[str, ...] = ()
+    """The same for gRPC, where the header's name begins with `triton-grpc-protocol-`."""
 
     def __post_init__(self) -> None:
         for name in ("port", "grpc_port"):
@@ -94,6 +124,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "empty unless model_control is 'explicit'",
             list(self.load_models),
         )
+        for prefix in ("", "grpc_"):
+            cert, key = f"{prefix}tls_cert", f"{prefix}tls_key"
+            for given, other in ((cert, key), (key, cert)):
+                _check(not getattr(self, given) or bool(getattr(self, other)), other, f"given with {given}", "")
+        _check(not self.tls_client_ca or bool(self.tls_cert), "tls_cert", "given with tls_client_ca", "")
+        alone = bool(self.grpc_tls_client_ca) and self.grpc_tls is None
+        _check(not alone, "grpc_tls_cert", "given with grpc_tls_client_ca", "")
+        for name in _SECRET:
+            keys_of(name, getattr(self, name))
+
+    @property
+    def http_tls(self) -> TlsFiles | None:
+        """The HTTP port's files; None: no TLS."""
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca) if self.tls_cert else None
+
+    @property
+    def grpc_tls(self) -> TlsFiles | None:
+        """The gRPC port's files; None: no TLS."""
+        cert, key = (self.grpc_tls_cert, self.grpc_tls_key) if self.grpc_tls_cert else (self.tls_cert, self.tls_key)
+        return TlsFiles(cert, key, self.grpc_tls_client_ca or self.tls_client_ca) if cert else None
 
     @classmethod
     def load(
@@ -119,6 +169,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             values |= layer
         state_directory = Path(values.get("state_dir") or bentoml_home(environ) / "ekiben")
         values["state_dir"] = str(state_directory.expanduser().absolute())
+        values |= {name: str(Path(values[name]).expanduser().absolute()) for name in FILES if values.get(name)}
         return convert(values, Settings, "the settings")
 
 
@@ -150,8 +201,9 @@ def _from_file(path: Path) -> dict[str, Any]:
     base = path.absolute().parent
     if isinstance(data.get("repositories"), list):
         data["repositories"] = [_located(base, value) for value in data["repositories"]]
-    if isinstance(data.get("state_dir"), str):
-        data["state_dir"] = _located(base, data["state_dir"])
+    for name in ("state_dir", *FILES):
+        if data.get(name):
+            data[name] = _located(base, data[name])
     return data
 
 
@@ -196,15 +248,24 @@ def _parsed(name: str, variable: str, text: str) -> Any:
         try:
             return msgspec.json.decode(text, type=list[str])
         except msgspec.MsgspecError:
-            raise InvalidSettings(f"{_ENVIRONMENT}: {variable} must be a JSON list of texts, got '{text}'") from None
+            got = f" {HIDDEN}" if name in _SECRET else f", got '{text}'"
+            raise InvalidSettings(f"{_ENVIRONMENT}: {variable} must be a JSON list of texts{got}") from None
+    if name in _SECRET:
+        return [text]
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _check_alone(layer: Mapping[str, Any], source: str) -> None:
     """Check one layer by itself, so that an error names the source it came from."""
-    # Which of the layers says `explicit` is not known yet.
+    for name in _SECRET:
+        texts = layer.get(name, [])
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise InvalidSettings(f"{source}: {name} must be a list of texts {HIDDEN}")
+    # What belongs together may come from several layers.
     control = {"model_control": "explicit"} if "load_models" in layer else {}
-    convert({**control, **layer}, Settings, source)
+    pairs = [prefix for prefix in ("tls_", "grpc_tls_") if any(name.startswith(prefix) for name in layer)]
+    files = {f"{prefix}{file}": _ELSEWHERE for prefix in pairs for file in ("cert", "key")}
+    convert({**control, **files, **layer}, Settings, source)
 
 
 def _as_text(value: Any) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from ekiben.errors import InvalidSettings
 from ekiben.settings import VARIABLES, Settings, bentoml_home, to_environment
+from ekiben.tls import TlsFiles
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -54,6 +55,8 @@ def test_paths_in_the_file_are_relative_to_it(tmp_path: Path) -> None:
         ("BENTOML_HOST", "0.0.0.0", "host", "0.0.0.0"),
         ("BENTOML_PORT", "", "port", 3000),
         ("EKIBEN_LOG_FORMAT", "json", "log_format", "json"),
+        ("EKIBEN_HTTP_RESTRICTED", "inference,health:k=a, b", "http_restricted", ("inference,health:k=a, b",)),
+        ("EKIBEN_GRPC_RESTRICTED", '["trace:k=v", "health:k=v"]', "grpc_restricted", ("trace:k=v", "health:k=v")),
     ],
 )
 def test_variables(variable: str, text: str, name: str, value: object) -> None:
@@ -91,6 +94,19 @@ def test_explicit_control_may_be_said_in_another_source(tmp_path: Path) -> None:
         ("", {}, {"workers": 0}, ["the options", "workers", "0"]),
         ("", {}, {"model_control": "poll"}, ["the options", "'poll' is not supported yet"]),
         ("", {"EKIBEN_LOAD_MODEL": "a"}, {}, ["load_models", "'explicit'", "['a']"]),
+        ("", {"EKIBEN_TLS_CERT": "a"}, {}, ["tls_key must be given with tls_cert"]),
+        ("tls_key: a", {}, {}, ["tls_cert must be given with tls_key"]),
+        ("tls_client_ca: a", {}, {}, ["tls_cert must be given with tls_client_ca"]),
+        (
+            "tls_cert: a",
+            {"EKIBEN_GRPC_TLS_KEY": "a"},
+            {"tls_key": "b"},
+            ["grpc_tls_cert must be given with grpc_tls_k"],
+        ),
+        ("grpc_tls_client_ca: a", {}, {}, ["grpc_tls_cert must be given with grpc_tls_client_ca"]),
+        ("tls_cert: 1", {}, {}, ["ekiben.yaml", "tls_cert must be str, got 1"]),
+        ("", {"EKIBEN_HTTP_RESTRICTED": "infer:k=v"}, {}, ["the environment", "http_restricted[0]", "'infer'"]),
+        ("grpc_restricted: ['trace:k=v', 'trace:k=v']", {}, {}, ["ekiben.yaml", "grpc_restricted[1]", "'trace'"]),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -100,6 +116,40 @@ def test_what_is_wrong_is_named(
         Settings.load(_file(tmp_path, text), environ, options)
     for word in words:
         assert word in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "environ"),
+    [
+        ("http_restricted: 'inference:k=SECRET'", {}),
+        ("http_restricted: {inference: k=SECRET}", {}),
+        ("http_restricted:\n- inference: k=SECRET", {}),
+        ("http_restricted: [[SECRET]]", {}),
+        ("http_restricted: ['inference:k=SECRET', 7]", {}),
+        ("http_restricted: ['inference']\ngrpc_restricted: ['inference:SECRET']", {}),
+        ("", {"EKIBEN_HTTP_RESTRICTED": '["inference:k=SECRET"'}),
+        ("", {"EKIBEN_HTTP_RESTRICTED": '[{"inference": "SECRET"}]'}),
+        ("", {"EKIBEN_GRPC_RESTRICTED": "k=SECRET"}),
+    ],
+)
+def test_no_error_shows_a_secret(text: str, environ: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings) as raised:
+        Settings.load(_file(tmp_path, text), environ)
+    assert "_restricted" in raised.value.message.lower()
+    assert "SECRET" not in raised.value.message.replace("admin-key=SECRET", "")
+
+
+def test_the_files_of_tls_are_for_both_ports_unless_grpc_has_its_own(tmp_path: Path) -> None:
+    path = _file(tmp_path, "tls_cert: tls.crt\ntls_key: tls.key\n")
+    settings = Settings.load(path, {"EKIBEN_TLS_CLIENT_CA": "/ca"})
+    both = TlsFiles(str(tmp_path / "tls.crt"), str(tmp_path / "tls.key"), "/ca")
+    assert (settings.http_tls, settings.grpc_tls) == (both, both)
+    settings = Settings.load(path, {}, {"grpc_tls_cert": "/c", "grpc_tls_key": "/k", "grpc_tls_client_ca": "/ca"})
+    assert (settings.http_tls, settings.grpc_tls) == (TlsFiles(both.cert, both.key), TlsFiles("/c", "/k", "/ca"))
+    settings = Settings.load(environ={"EKIBEN_GRPC_TLS_CERT": "/c", "EKIBEN_GRPC_TLS_KEY": "~/k"})
+    assert (settings.http_tls, settings.grpc_tls) == (None, TlsFiles("/c", str(Path.home() / "k")))
+    strict = Settings(tls_cert="a", tls_key="b", tls_client_ca="c", grpc_tls_cert="d", grpc_tls_key="e")
+    assert strict.grpc_tls == TlsFiles("d", "e", "c")
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
@@ -125,6 +175,7 @@ def test_options_travel_as_variables() -> None:
     options = {
         "host": "0.0.0.0", "port": 4000, "repositories": ["store", "/a,b"], "load_models": ["m"],
         "model_control": "explicit", "access_log": True, "state_dir": "/state", "workers": None,
+        "http_restricted": ["inference,health:k=v, w", "trace:k=v"], "grpc_restricted": ["health:k=[v]"],
     }  # fmt: skip
     environ = to_environment(options)
     assert environ["BENTOML_PORT"] == "4000"

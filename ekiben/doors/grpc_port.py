@@ -1,39 +1,60 @@
 """The gRPC port: every service's methods on one server, and where it listens.
 
-Methods (grpc_calls) ─► handlers of the transport (grpc_server) ─► loop.create_server
+Methods (grpc_calls) ─► handlers of the transport (grpc_server), some with a guard ─► loop.create_server, maybe in TLS
 """
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, final
 
 from ekiben.doors.grpc_calls import Methods, Pending, Streaming, Unary
 from ekiben.doors.grpc_server import GrpcServer, Handler, StreamCall, UnaryCall, streaming
 from ekiben.doors.grpc_server import Unary as UnaryHandler
+from ekiben.doors.grpc_tls import Certificates, Negotiated, ServedContext
 from ekiben.doors.status import grpc_status
 from ekiben.errors import EkibenError, InvalidSettings
-from ekiben.wire.h2 import GrpcError, Limits
+from ekiben.tls import TlsFiles
+from ekiben.wire.h2 import GrpcError, Guard, Limits
 
 __all__ = ["GrpcPort"]
 
 _GRACE_SECONDS: Final = 5.0
+_HANDSHAKE_S: Final = 10.0
+_GOODBYE_S: Final = 2.0
+"""How long a client may take to close its side of TLS."""
 
 
 @final
 class GrpcPort:
     """One listening port with several services. Lives on the engine's loop."""
 
-    def __init__(self, services: Iterable[Methods], message_limit_bytes: int) -> None:
-        """A message over `message_limit_bytes` is answered RESOURCE_EXHAUSTED."""
-        self._server = GrpcServer(_handlers(services), Limits(message_bytes=message_limit_bytes), translate=_told)
+    def __init__(
+        self, services: Iterable[Methods], message_limit_bytes: int, guards: Mapping[str, Guard] | None = None
+    ) -> None:
+        """A message over `message_limit_bytes` is answered RESOURCE_EXHAUSTED. `guards` are by a method's path."""
+        handlers = _handlers(services, guards or {})
+        self._server = GrpcServer(handlers, Limits(message_bytes=message_limit_bytes), translate=_told)
         self._listener: asyncio.Server | None = None
 
-    async def listen(self, host: str, port: int) -> int:
-        """Start listening; the port, which was chosen if `port` is 0. Raises InvalidSettings when it is taken."""
+    async def listen(self, host: str, port: int, tls: TlsFiles | None = None, handshake_s: float = _HANDSHAKE_S) -> int:
+        """Start listening; the port, which was chosen if `port` is 0. With `tls` a handshake must end in `handshake_s`.
+
+        Raises InvalidSettings when the port is taken, or the files of `tls` cannot be used.
+        """
+        factory: Any = self._server.protocol
+        options: dict[str, Any] = {}
+        if tls is not None:
+            factory = partial(Negotiated, self._server.protocol)
+            options = {
+                "ssl": ServedContext(Certificates(tls)),
+                "ssl_handshake_timeout": handshake_s,
+                "ssl_shutdown_timeout": _GOODBYE_S,
+            }
         loop = asyncio.get_running_loop()
         try:
-            self._listener = await loop.create_server(self._server.protocol, host, port, backlog=2048)
+            self._listener = await loop.create_server(factory, host, port, backlog=2048, **options)
         except OSError as error:
             raise InvalidSettings(
                 f"grpc_port {port} on {host} cannot be listened on: {error.strerror or error}; choose another with "
@@ -49,11 +70,13 @@ class GrpcPort:
         await self._server.close(_GRACE_SECONDS)
 
 
-def _handlers(services: Iterable[Methods]) -> dict[bytes, Handler]:
+def _handlers(services: Iterable[Methods], guards: Mapping[str, Guard]) -> dict[bytes, Handler]:
     handlers: dict[bytes, Handler] = {}
     for methods in services:
-        handlers |= {path.encode(): UnaryHandler(_start(unary), _finish) for path, unary in methods.unary.items()}
-        handlers |= {path.encode(): streaming(_stream(handler)) for path, handler in methods.streaming.items()}
+        for path, unary in methods.unary.items():
+            handlers[path.encode()] = UnaryHandler(_start(unary), _finish, guards.get(path))
+        for path, handler in methods.streaming.items():
+            handlers[path.encode()] = streaming(_stream(handler), guards.get(path))
     return handlers
 
 

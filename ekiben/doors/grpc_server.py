@@ -34,6 +34,7 @@ from ekiben.wire.h2 import (
     Connection,
     Event,
     GrpcError,
+    Guard,
     Limits,
     Memory,
     Opened,
@@ -67,19 +68,21 @@ class Unary:
 
     `start` is called on the loop with the whole request, and must not block. It returns the reply, or a future or
     coroutine of it; a coroutine costs a task, a future does not, and is cancelled with its call. `finish` makes the
-    reply of what they come to; without it that is the reply. Either may raise.
+    reply of what they come to; without it that is the reply. Either may raise. `guard` says who may call.
     """
 
-    __slots__ = ("finish", "start")
+    __slots__ = ("finish", "guard", "start")
     streaming: Final = False
 
     def __init__(
         self,
         start: "Callable[[UnaryCall], Any]",
         finish: "Callable[[UnaryCall, Any], Reply] | None" = None,
+        guard: Guard | None = None,
     ) -> None:
         self.start = start
         self.finish = finish
+        self.guard = guard
 
 
 Handler: TypeAlias = Unary | Streaming

@@ -16,6 +16,7 @@ from ekiben.wire.h2 import (
     Connection,
     Ended,
     GrpcError,
+    Guard,
     Memory,
     Opened,
     Received,
@@ -81,13 +82,17 @@ class Receiver(Protocol):
 
 @final
 class Streaming:
-    """A method with many requests or many replies: `open` is called on the loop when a call begins."""
+    """A method with many requests or many replies: `open` is called on the loop when a call begins.
 
-    __slots__ = ("open",)
+    `guard` says who may call.
+    """
+
+    __slots__ = ("guard", "open")
     streaming: Final = True
 
-    def __init__(self, open: "Callable[[StreamCall], Receiver]") -> None:
+    def __init__(self, open: "Callable[[StreamCall], Receiver]", guard: Guard | None = None) -> None:
         self.open = open
+        self.guard = guard
 
 
 @final
@@ -220,9 +225,11 @@ class StreamCall:
         self._link.flush_soon()
 
 
-def streaming(function: Callable[[StreamCall, AsyncIterator[memoryview]], Awaitable[None]]) -> Streaming:
+def streaming(
+    function: Callable[[StreamCall, AsyncIterator[memoryview]], Awaitable[None]], guard: Guard | None = None
+) -> Streaming:
     """A streaming method as a coroutine: it reads the messages, sends with its call, and returning is the end."""
-    return Streaming(lambda call: _Reader(call, function))
+    return Streaming(lambda call: _Reader(call, function), guard)
 
 
 @final

@@ -34,6 +34,7 @@ from ekiben.doors.http_calls import (
     small_body,
     whole_body,
 )
+from ekiben.doors.restricted import http_locks, locked
 from ekiben.doors.status import http_status
 from ekiben.engine.engine import Engine
 from ekiben.errors import (
@@ -140,6 +141,9 @@ class OipHttp:
         }
         for handlers in extensions:
             self._handlers |= handlers
+        locks = http_locks(settings, self._handlers)
+        self._handlers |= {verb: locked(self._handlers[verb], lock) for verb, lock in locks.items()}
+        self._read = _READ.union(lock.header for lock in locks.values())
 
     @staticmethod
     def owns(path: str) -> bool:
@@ -149,8 +153,9 @@ class OipHttp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises nothing."""
         fields: Fields = {}
+        read = self._read
         for name, value in scope["headers"]:
-            if name in _READ:
+            if name in read:
                 fields[name] = value
         target: Target | None = None
         started = self._clock.monotonic() if self._access_log else 0.0

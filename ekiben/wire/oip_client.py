@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from ekiben.errors import EkibenError, InferenceFailed, InvalidRequest, NotFound, Unavailable, Unsupported
+from ekiben.errors import EkibenError, InferenceFailed, InvalidRequest, NotFound, Restricted, Unavailable, Unsupported
 from ekiben.types import Request, Response, Signature, Tensor, TensorSpec, datatype_of
 from ekiben.wire.binary_tensor import binary_from_tensor, tensor_from_binary
 
@@ -14,6 +14,7 @@ __all__ = ["decode_metadata", "decode_reply", "encode_request", "error_of", "mod
 
 _ERRORS: Final[Mapping[int, type[EkibenError]]] = {
     400: InvalidRequest,
+    403: Restricted,
     404: NotFound,
     501: Unsupported,
     503: Unavailable,

@@ -16,6 +16,7 @@ _STATUS = {
     "QueueTimeout": (503, "UNAVAILABLE"),
     "DeadlineExceeded": (504, "DEADLINE_EXCEEDED"),
     "RunnerDied": (503, "UNAVAILABLE"),
+    "Restricted": (403, "UNAVAILABLE"),
     "Unsupported": (501, "UNIMPLEMENTED"),
     "Cancelled": (400, "CANCELLED"),
     "InferenceFailed": (500, "INTERNAL"),

@@ -12,7 +12,7 @@ from ekiben.wire.h2.call import Call, Cancelled, Ended, Event, Opened, Received
 from ekiben.wire.h2.codes import ErrorCode, Status
 from ekiben.wire.h2.connection import Connection
 from ekiben.wire.h2.faults import GrpcError
-from ekiben.wire.h2.heads import Head, Method
+from ekiben.wire.h2.heads import Guard, Head, Metadata, Method
 from ekiben.wire.h2.limits import Limits, Memory
 from ekiben.wire.h2.messages import too_much, unpacked
 from ekiben.wire.h2.outbox import Reply
@@ -25,9 +25,11 @@ __all__ = [
     "ErrorCode",
     "Event",
     "GrpcError",
+    "Guard",
     "Head",
     "Limits",
     "Memory",
+    "Metadata",
     "Method",
     "Opened",
     "Received",

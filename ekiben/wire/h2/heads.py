@@ -8,7 +8,7 @@ A block means the same as long as the dynamic table does not change, so heads ar
 
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar, final
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
@@ -17,9 +17,27 @@ from ekiben.wire.h2.codes import ErrorCode, Status
 from ekiben.wire.h2.faults import ConnectionFault, GrpcError
 from ekiben.wire.h2.limits import Limits
 
-__all__ = ["Fields", "Head", "HeadDecoder", "Malformed", "Method", "MethodT", "check_trailers", "timeout_seconds"]
+__all__ = [
+    "Fields",
+    "Guard",
+    "Head",
+    "HeadDecoder",
+    "Malformed",
+    "Metadata",
+    "Method",
+    "MethodT",
+    "check_trailers",
+    "timeout_seconds",
+]
 
 Fields: TypeAlias = list[tuple[bytes, bytes]]
+
+Metadata: TypeAlias = tuple[tuple[bytes, bytes], ...]
+"""A caller's own fields, in order; values of names with -bin are decoded."""
+
+Guard: TypeAlias = Callable[[Metadata], None]
+"""Raises GrpcError to refuse a call for its metadata, before any of its message is taken in. Must be a pure function:
+it is asked once for all calls with the same headers."""
 
 _KEPT_HEADS: Final = 128
 _KEPT_BLOCK_BYTES: Final = 1024
@@ -43,6 +61,11 @@ class Method(Protocol):
     @property
     def streaming(self) -> bool:
         """Whether the client sends many messages, or takes many replies."""
+        ...
+
+    @property
+    def guard(self) -> Guard | None:
+        """Who may call it; None: everybody."""
         ...
 
 
@@ -76,8 +99,7 @@ class Head(Generic[MethodT]):
         """None: not in the table; the call is refused."""
         self.streams = False
         """Whether `method` is a streaming one."""
-        self.metadata: tuple[tuple[bytes, bytes], ...] = ()
-        """The caller's own fields, in order; values of names with -bin are decoded."""
+        self.metadata: Metadata = ()
         self.timeout_s: float | None = None
         self.encoding = b""
         """How messages with the compressed flag are packed: gzip, deflate or b"" for not at all."""
@@ -190,6 +212,8 @@ class HeadDecoder(Generic[MethodT]):
         if timeout is not None:
             head.timeout_s = timeout_seconds(timeout)
         head.metadata = tuple((name, _binary(name, value) if name.endswith(b"-bin") else value) for name, value in own)
+        if head.method.guard is not None:
+            head.method.guard(head.metadata)
 
 
 def check_trailers(fields: Fields) -> None:

@@ -1,12 +1,12 @@
 """A client of the machine that can break every rule: frames by hand, and what comes back, read."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from hpack import Decoder, Encoder
 
-from ekiben.wire.h2 import Connection, Event, Limits, Memory
+from ekiben.wire.h2 import Connection, Event, Guard, Limits, Memory
 from ekiben.wire.h2.codes import (
     DATA,
     END_HEADERS,
@@ -28,8 +28,9 @@ STREAM: Final = b"/test.Service/Stream"
 class Kind:
     """A method, for all that the machine wants to know."""
 
-    def __init__(self, streaming: bool) -> None:
+    def __init__(self, streaming: bool, guard: Guard | None = None) -> None:
         self.streaming = streaming
+        self.guard = guard
 
 
 METHODS: Final = {UNARY: Kind(False), STREAM: Kind(True)}
@@ -74,9 +75,16 @@ def message(data: bytes, flag: int = 0) -> bytes:
 class Peer:
     """One connection to the machine. Each `send` returns the machine's events and keeps its frames in `got`."""
 
-    def __init__(self, limits: Limits | None = None, memory: Memory | None = None, *, hello: bytes = HELLO) -> None:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        memory: Memory | None = None,
+        *,
+        hello: bytes = HELLO,
+        methods: Mapping[bytes, Kind] = METHODS,
+    ) -> None:
         self.memory = memory or Memory()
-        self.machine: Connection[Any] = Connection(METHODS, limits or Limits(), self.memory, 0.0)
+        self.machine: Connection[Any] = Connection(methods, limits or Limits(), self.memory, 0.0)
         self.encoder = Encoder()
         self.decoder = Decoder()
         self.now = 0.0

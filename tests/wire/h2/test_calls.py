@@ -11,7 +11,7 @@ from ekiben.wire.h2.codes import DATA, END_HEADERS, END_STREAM, HEADERS
 from ekiben.wire.h2.heads import timeout_seconds
 from ekiben.wire.h2.messages import Assembler
 from ekiben.wire.h2.replies import frame
-from tests.wire.h2.peer import STREAM, UNARY, Peer, message, request_fields
+from tests.wire.h2.peer import STREAM, UNARY, Kind, Peer, message, request_fields
 
 WHOLE = END_HEADERS | END_STREAM
 
@@ -260,3 +260,26 @@ def test_headers_frames_of_a_small_reply_are_constants() -> None:
     peer.take()
     first, second = ([each.payload for each in peer.of(HEADERS) if each.stream_id == number] for number in (1, 3))
     assert first == second
+
+
+def test_a_guard_refuses_by_the_headers_and_is_asked_once_for_the_same_ones() -> None:
+    asked: list[object] = []
+
+    def guard(metadata: tuple[tuple[bytes, bytes], ...]) -> None:
+        asked.append(metadata)
+        if (b"key", b"right") not in metadata:
+            raise GrpcError(Status.UNAVAILABLE, "who are you?")
+
+    kinds = {UNARY: Kind(False, guard), STREAM: Kind(True, guard)}
+    peer = Peer(methods=kinds)
+    for path, wrong, right in ((UNARY, 1, 3), (STREAM, 5, 7)):
+        assert peer.send(peer.headers(wrong, request_fields(path, (b"key", b"wrong")))) == []
+        assert (peer.status(wrong), peer.resets[wrong]) == (Status.UNAVAILABLE, ErrorCode.NO_ERROR)
+        assert peer.send(frame(DATA, END_STREAM, wrong, message(b"late"))) == []
+        fields = request_fields(path, (b"key", b"right"))
+        assert peer.send(peer.headers(right, fields), frame(DATA, END_STREAM, right, message(b"hello"))) != []
+    before = len(asked)
+    for stream_id in (9, 11, 13):
+        peer.send(peer.headers(stream_id, request_fields(UNARY, (b"key", b"wrong")), WHOLE))
+        assert peer.status(stream_id) == Status.UNAVAILABLE
+    assert len(asked) - before <= 2
