@@ -31,6 +31,7 @@ from ekiben.doors.grpc_port import GrpcPort
 from ekiben.doors.grpc_reflection import GrpcReflection
 from ekiben.doors.oip_grpc import OipGrpc
 from ekiben.doors.oip_http import OipHttp
+from ekiben.doors.oip_http_generate import OipGenerate
 from ekiben.doors.prometheus import render
 from ekiben.doors.restricted import LockedApp, grpc_guards
 from ekiben.engine.engine import Engine, VersionView
@@ -211,7 +212,7 @@ class EngineApp:
             strict_readiness=self._settings.strict_readiness,
             concurrent_loads=max(1, cores),
         )
-        self._oip = OipHttp(engine, self._settings)
+        self._oip = OipHttp(engine, self._settings, extensions=[OipGenerate(engine, self._settings).handlers])
         services = _grpc_services(engine)
         paths = [path for methods in services for path in (*methods.unary, *methods.streaming)]
         grpc = GrpcPort(services, self._settings.body_limit_bytes, grpc_guards(self._settings, paths))

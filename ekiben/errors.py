@@ -12,6 +12,7 @@ EkibenError
 │   └── RunnerDied         the runner ended under the request, and again under its retry
 ├── Restricted             only for callers with a key, which this one did not send
 ├── Unsupported            valid, but this server or model cannot do it
+│   └── Decoupled          the model answers with a stream, and the call takes exactly one response
 ├── Cancelled              the caller went away
 ├── InferenceFailed        the model raised for this very request
 │   └── ExecutionTimeout   the model ran longer than its limit; its runner was ended
@@ -29,6 +30,7 @@ __all__ = [
     "Cancelled",
     "Code",
     "DeadlineExceeded",
+    "Decoupled",
     "EkibenError",
     "ExecutionTimeout",
     "InferenceFailed",
@@ -147,8 +149,14 @@ class Unsupported(EkibenError):
     reason = "unsupported"
 
 
+class Decoupled(Unsupported):
+    """The model answers with a stream of responses, and this call takes exactly one."""
+
+    reason = "decoupled"
+
+
 class Cancelled(EkibenError):
-    """The caller went away before the answer was ready."""
+    """The caller went away before the answer was ready, or took nothing of a stream for too long."""
 
     code = Code.CANCELLED
     reason = "cancelled"

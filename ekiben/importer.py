@@ -327,7 +327,8 @@ async def _try(source: VersionSource, example: Path | None) -> dict[str, Signatu
         raise LoadFailed(f"model '{source.model}' raised on {given}: {outcome.message}")
     if not isinstance(outcome, Executed):
         raise LoadFailed(f"model '{source.model}' ended its runner with its first inference: {outcome.reason}")
-    for spec in signature.outputs:
+    # A stream may end without a response.
+    for spec in signature.outputs if outcome.outputs else ():
         try:
             check_output(spec, outcome.outputs[spec.name])
         except ValueError as error:
@@ -357,9 +358,16 @@ async def _run(runner: Runner, signature: Signature, inputs: Mapping[str, Tensor
     if slot is None:
         raise LoadFailed("the model's runner ended before its first inference")
     outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+    def done(result: Outcome) -> None:
+        if isinstance(result, Executed) and result.more:
+            runner.advance(slot, stop=True)  # the first response of a stream will do
+        if not outcome.done():
+            outcome.set_result(result)
+
     parts = [TensorParts(name, datatype_of(tensor), (tensor,)) for name, tensor in inputs.items()]
     names = [spec.name for spec in signature.outputs]
-    runner.submit(slot, Batch(DEFAULT_SIGNATURE, parts, names), outcome.set_result)
+    runner.submit(slot, Batch(DEFAULT_SIGNATURE, parts, names), done)
     return await outcome
 
 

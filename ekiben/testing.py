@@ -53,6 +53,8 @@ class FakeExecutor:
         """What was submitted and not completed, oldest first."""
         self.batches: list[Batch] = []
         """Everything that was ever submitted."""
+        self.advanced: list[tuple[Slot, bool]] = []
+        """Every `advance`: the slot, and whether its stream is to stop."""
         self._places = [FakeSlot(instance, number) for number in range(slots) for instance in range(instances)]
 
     def idle(self) -> Slot | None:
@@ -66,6 +68,14 @@ class FakeExecutor:
     def submit(self, slot: Slot, batch: Batch, done: Done) -> None:
         self.running.append((slot, batch, done))
         self.batches.append(batch)
+
+    def advance(self, slot: Slot, stop: bool) -> None:
+        self.advanced.append((slot, stop))
+
+    def respond(self, outputs: Mapping[str, Tensor], index: int = 0) -> None:
+        """One response of the stream that is `running[index]`, which goes on: see `advanced`."""
+        _, _, done = self.running[index]
+        done(Executed(outputs, input_ns=1_000, compute_ns=1_000, output_ns=1_000, more=True))
 
     def complete(self, outcome: Outcome, index: int = 0) -> None:
         """Free the slot of `running[index]`, then call its done callback."""
@@ -99,7 +109,10 @@ async def execute(
     outputs: Sequence[str],
     signature: str = DEFAULT_SIGNATURE,
 ) -> Outcome:
-    """Run one batch in a free slot, which there must be. A sequence of arrays is joined along axis 0."""
+    """Run one batch in a free slot, which there must be. A sequence of arrays is joined along axis 0.
+
+    Not for decoupled models.
+    """
     slot = executor.idle()
     if slot is None:
         raise ValueError("no slot is free")

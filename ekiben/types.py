@@ -223,9 +223,11 @@ class ModelSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     """Output name → file with one class label a line, beside the model."""
     preprocess: dict[str, Any] | None = None
     """Declaration for ekiben.preprocess; kept as plain data here."""
+    decoupled: bool | None = None
+    """Whether a request gets any number of responses, as a stream, and not exactly one. None: as the model has it."""
     version_policy: str | tuple[int, ...] = "latest:1"
     execution_timeout_ms: float = 60_000.0
-    """A batch that runs longer ends its runner. 0: no limit."""
+    """A batch that runs longer ends its runner; of a stream, each response by itself. 0: no limit."""
     load_timeout_ms: float = 300_000.0
     parameters: dict[str, Parameter] = {}
     """Runtime-specific options."""

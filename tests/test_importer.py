@@ -196,6 +196,23 @@ def test_a_python_model_keeps_its_folder(tmp_path: Path, home: Path) -> None:
     assert settings.signatures == {"serving_default": PAIR}
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_python_model_that_streams(count: int, tmp_path: Path, home: Path) -> None:
+    (tmp_path / "talk").mkdir()
+    (tmp_path / "talk" / "model.py").write_text(
+        "from ekiben.types import Signature, TensorSpec\n"
+        "class Model:\n"
+        "    signature = Signature((TensorSpec('x', 'FP32', (-1, 2)),), (TensorSpec('y', 'FP32', (-1, 2)),))\n"
+        "    def infer(self, inputs):\n"
+        f"        for number in range({count}):\n"
+        "            yield {'y': inputs['x'] + number}\n"
+    )
+
+    _, settings = stored(home, import_model(tmp_path / "talk", name="talk"))
+
+    assert (settings.runtime, settings.signatures, settings.decoupled) == ("python", {"serving_default": PAIR}, None)
+
+
 def test_a_runtime_of_the_users_own(tmp_path: Path, home: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights.bin").write_bytes(b"1")

@@ -54,6 +54,20 @@ def test_a_fake_executor_frees_the_slot_before_it_answers() -> None:
     assert outcomes[2] == Executed({}, 1, 2, 3)
 
 
+def test_a_fake_executor_responds_and_keeps_the_slot_until_the_stream_is_complete() -> None:
+    executor = FakeExecutor(slots=1)
+    outcomes: list[Outcome] = []
+    slot = executor.idle()
+    assert slot is not None
+    executor.submit(slot, BATCH, outcomes.append)
+    executor.respond({})
+    executor.advance(slot, stop=True)
+    assert (executor.idle(), executor.advanced) == (None, [(slot, True)])
+    executor.complete(Executed({}, 1, 2, 3))
+    assert [isinstance(each, Executed) and each.more for each in outcomes] == [True, False]
+    assert executor.idle() is slot
+
+
 def test_a_fake_executor_that_died_takes_nothing() -> None:
     executor = FakeExecutor()
     outcomes: list[Outcome] = []

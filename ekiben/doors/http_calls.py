@@ -4,8 +4,10 @@ A handler raises EkibenError for what the caller may read (doors.status has the 
 of ours, which the door logs and answers with 500.
 """
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final, TypeAlias, TypeVar
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, final
 
 import msgspec
 
@@ -18,13 +20,17 @@ __all__ = [
     "CONTENT_LENGTH",
     "JSON",
     "Answer",
+    "Chunks",
     "Fields",
     "Gone",
     "Handler",
+    "Presence",
     "Receive",
     "Scope",
     "Send",
+    "Watch",
     "check_declared",
+    "presence",
     "small_body",
     "too_large",
     "whole_body",
@@ -42,12 +48,22 @@ Fields: TypeAlias = dict[bytes, bytes]
 """Request headers that the door reads, by lower-case name."""
 
 
+class Chunks(AsyncIterator[bytes]):
+    """A body that is still being made, piece by piece; raises nothing."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Called once it is not wanted any more, however far it came."""
+
+
 class Answer(msgspec.Struct, gc=False):
-    """A whole reply, but for the headers that all have."""
+    """A reply, but for the headers that all have."""
 
     status: int
     body: bytes
     headers: tuple[tuple[bytes, bytes], ...] = (JSON,)
+    chunks: Chunks | None = None
+    """The body where it is not there as a whole."""
 
 
 Handler: TypeAlias = Callable[[Target, Receive, Fields], Awaitable[Answer]]
@@ -55,6 +71,53 @@ Handler: TypeAlias = Callable[[Target, Receive, Fields], Awaitable[Answer]]
 
 class Gone(Exception):
     """The caller left: there is nobody to answer."""
+
+
+class Presence(Protocol):
+    """Says whether a caller is still there."""
+
+    def alive(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+@final
+class Watch:
+    """Presence where only `receive` knows: a task waits for the caller to leave."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._gone = False
+        self._task = asyncio.create_task(self._wait(receive))
+
+    def alive(self) -> bool:
+        return not self._gone
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _wait(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+
+
+@final
+class _Cycle:
+    """Presence by uvicorn's own flag."""
+
+    def __init__(self, cycle: Any) -> None:
+        self._cycle = cycle
+
+    def alive(self) -> bool:
+        return not self._cycle.disconnected
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+def presence(receive: Receive) -> Presence:
+    """Of the caller whose body is read. To be closed."""
+    cycle = getattr(receive, "__self__", None)
+    return _Cycle(cycle) if hasattr(cycle, "disconnected") else Watch(receive)
 
 
 _Body = TypeVar("_Body")

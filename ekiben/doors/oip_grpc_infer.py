@@ -12,7 +12,7 @@ from typing import Any, Final, final
 
 from ekiben.doors import grpc_calls
 from ekiben.engine.engine import Engine
-from ekiben.errors import EkibenError, InvalidRequest
+from ekiben.errors import Decoupled, EkibenError, InvalidRequest, Unsupported
 from ekiben.types import Response
 from ekiben.wire.oip_json import Classes, InferCall
 from ekiben.wire.oip_proto import InferCodec, InvalidInput, encode_stream_error, request_id
@@ -24,6 +24,7 @@ _INLINE_BYTES: Final = 1 << 20
 """Larger messages are decoded in a thread: a MiB of contents may be a million elements, and each takes its time."""
 _IN_FLIGHT: Final = 256
 """Requests of one stream that may wait for their replies; its next message is read after that."""
+_DECOUPLED: Final = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 
 
 @final
@@ -65,7 +66,10 @@ class Inference:
         """ModelInfer."""
         if len(data) > _INLINE_BYTES:
             return asyncio.create_task(self._large(data, call.deadline))
-        return self._start(data, call.deadline)
+        try:
+            return self._start(data, call.deadline)
+        except Decoupled:
+            raise Unsupported(_DECOUPLED) from None
 
     async def stream(self, messages: AsyncIterator[memoryview], call: grpc_calls.Call) -> AsyncIterator[bytes]:
         """ModelStreamInfer: replies in the order of the requests, as Triton gives them; an error is one of them.
@@ -106,7 +110,10 @@ class Inference:
             waiting.end()
 
     async def _large(self, data: memoryview, deadline: float | None) -> bytes:
-        return await (await self._start_large(data, deadline))
+        try:
+            return await (await self._start_large(data, deadline))
+        except Decoupled:
+            raise Unsupported(_DECOUPLED) from None
 
     async def _start_large(self, data: memoryview, deadline: float | None) -> Pending:
         try:

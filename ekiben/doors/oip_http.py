@@ -24,12 +24,14 @@ from ekiben.doors.http_calls import (
     CONTENT_LENGTH,
     JSON,
     Answer,
+    Chunks,
     Fields,
     Gone,
     Handler,
     Receive,
     Scope,
     Send,
+    Watch,
     check_declared,
     small_body,
     whole_body,
@@ -40,6 +42,7 @@ from ekiben.engine.engine import Engine
 from ekiben.errors import (
     Cancelled,
     Code,
+    Decoupled,
     EkibenError,
     InvalidRequest,
     NotFound,
@@ -74,6 +77,7 @@ _INLINE_ELEMENTS: Final = 1 << 17
 """Replies up to here are written on the loop, some milliseconds at most."""
 _INLINE_DECODE_BYTES: Final = 8 << 20
 _WORTH_PACKING_BYTES: Final = 128
+_DECOUPLED: Final = "HTTP end point doesn't support models with decoupled transaction policy"
 
 _OCTETS: Final = (b"content-type", b"application/octet-stream")
 _ACCEPT_ENCODING: Final = b"accept-encoding"
@@ -170,15 +174,32 @@ class OipHttp:
             return
         except Exception as error:
             answer = self._failed(error, scope, target, fields)
-        headers = [*answer.headers, (CONTENT_LENGTH, b"%d" % len(answer.body))]
-        if _REQUEST_ID in fields or answer.status >= 400:
-            headers.append((_REQUEST_ID, self._request_id(fields)))
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body})
+        if answer.chunks is not None:
+            await self._send_chunks(answer, answer.chunks, fields, send)
+        else:
+            headers = [*answer.headers, (CONTENT_LENGTH, b"%d" % len(answer.body))]
+            if _REQUEST_ID in fields or answer.status >= 400:
+                headers.append((_REQUEST_ID, self._request_id(fields)))
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            await send({"type": "http.response.body", "body": answer.body})
         if self._access_log:
             milliseconds = (self._clock.monotonic() - started) * 1000
             marks = self._marks(target, fields)
             _ACCESS.info("%s %r %d %.1f ms", scope["method"], scope["path"], answer.status, milliseconds, extra=marks)
+
+    async def _send_chunks(self, answer: Answer, chunks: Chunks, fields: Fields, send: Send) -> None:
+        headers = list(answer.headers)
+        if _REQUEST_ID in fields:
+            headers.append((_REQUEST_ID, self._request_id(fields)))
+        try:
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        except asyncio.CancelledError:
+            return  # the server ends, and its patience is over
+        finally:
+            chunks.close()
 
     def _route(self, scope: Scope) -> Route:
         raw_path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
@@ -241,13 +262,13 @@ class OipHttp:
             call = await self._call(target, body, fields.get(_HEADER_LENGTH))
         request = call.request
         alive: Callable[[], bool]
-        watch: _Watch | None = None
+        watch: Watch | None = None
         cycle: Any = getattr(receive, "__self__", None)
         if hasattr(cycle, "disconnected"):
             # uvicorn's own flag: it costs nothing to have, and only a look to ask.
             alive = lambda: not cycle.disconnected  # noqa: E731 - annotated above
         else:
-            watch = _Watch(receive)
+            watch = Watch(receive)
             alive = watch.alive
         request.alive = alive
         classes = None
@@ -261,6 +282,8 @@ class OipHttp:
             if not alive():
                 raise Gone from None
             raise
+        except Decoupled:
+            raise Unsupported(_DECOUPLED) from None
         finally:
             if watch is not None:
                 watch.close()
@@ -362,24 +385,4 @@ class OipHttp:
         return Answer(200, b"")
 
     async def _missing_extension(self, _target: Target, _receive: Receive, _fields: Fields) -> Answer:
-        raise Unsupported("this server does not have the generate, trace, logging and shared-memory extensions")
-
-
-@final
-class _Watch:
-    """Says whether the caller is still there, where only `receive` knows: a task waits for it to leave."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._gone = False
-        self._task = asyncio.create_task(self._wait(receive))
-
-    def alive(self) -> bool:
-        return not self._gone
-
-    def close(self) -> None:
-        self._task.cancel()
-
-    async def _wait(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._gone = True
+        raise Unsupported("this server does not have the trace, logging and shared-memory extensions")

@@ -1,6 +1,7 @@
 """The engine: loaded versions, and the way of a request to one of them.
 
     infer ─► route (model, version) ─► SignatureCheck.admit ─► Scheduler.offer ─► Response
+    stream ─► the same ──────────────────────────────────────► Scheduler.stream ─► Replies
 
 Doors, typed APIs and runners' handles all call `infer`. What should be loaded is the repository's word
 (a Catalogue); how it comes to be loaded is lifecycle's work.
@@ -16,11 +17,12 @@ import msgspec
 
 from ekiben.clock import Clock
 from ekiben.engine.lifecycle import LoadedVersion, Model, RunnerFactory, VersionView
+from ekiben.engine.replies import Replies
 from ekiben.errors import EkibenError, LoadFailed, NotFound, NotReady, Unavailable
 from ekiben.metrics import VersionStatistics
 from ekiben.types import Catalogue, ModelSource, Request, Response
 
-__all__ = ["Engine", "IndexEntry", "VersionView"]
+__all__ = ["Engine", "IndexEntry", "Replies", "VersionView"]
 
 _LOG: Final = logging.getLogger("ekiben.engine")
 _EVERY_MODEL: Final = "*"
@@ -98,19 +100,32 @@ class Engine:
         """Queue a request. Await the result for the response; cancelling it frees the request's place.
 
         Raises (here or from the future): NotFound, NotReady, InvalidRequest, QueueFull, QueueTimeout, InferenceFailed,
-        ExecutionTimeout, RunnerDied, Cancelled.
+        ExecutionTimeout, RunnerDied, Cancelled; Decoupled where the model answers with a stream.
         """
         version = self._routes.get((request.model, request.version))
         if version is None:
-            error = self._unroutable(request.model, request.version)
-            self.unrouted[error.reason] += 1
-            raise error
+            raise self._unrouted(request)
         try:
             rows, key = version.check(request.signature).admit(request)
         except EkibenError as error:
             version.scheduler.counters.failed[error.reason] += 1
             raise
         return version.scheduler.offer(request, rows, key)
+
+    def stream(self, request: Request) -> Replies:
+        """Queue a request to any model; its responses as they come, which is one unless the model is decoupled.
+
+        Raises (here or from the iterator) as `infer`. The caller must close it.
+        """
+        version = self._routes.get((request.model, request.version))
+        if version is None:
+            raise self._unrouted(request)
+        try:
+            rows, key = version.check(request.signature).admit(request)
+        except EkibenError as error:
+            version.scheduler.counters.failed[error.reason] += 1
+            raise
+        return version.scheduler.stream(request, rows, key)
 
     def ready(self) -> bool:
         """Whether the server may get traffic: everything wanted is settled, and enough of it is ready.
@@ -236,6 +251,11 @@ class Engine:
         if loaded is None:
             raise self._unroutable(model, version)
         return loaded
+
+    def _unrouted(self, request: Request) -> EkibenError:
+        error = self._unroutable(request.model, request.version)
+        self.unrouted[error.reason] += 1
+        return error
 
     def _unroutable(self, model: str, version: str) -> EkibenError:
         known = self._models.get(model)

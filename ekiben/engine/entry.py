@@ -31,6 +31,13 @@ class Entry:
         self.retried = False
         """Whether a runner has died under it already."""
 
+    def late(self) -> "Entry":
+        """The same request to stand in another place, behind those of its level that are not late."""
+        late = Entry(self.request, self.rows, self.key, self.arrived, self.future)
+        late.rank = self.rank + 1
+        late.expires = self.expires
+        return late
+
     def alive(self) -> bool:
         """Whether somebody still waits for the answer."""
         if self.future.done():

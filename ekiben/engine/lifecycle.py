@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from ekiben.clock import Clock
 from ekiben.engine.order import OrderedScheduler
 from ekiben.engine.scheduler import Scheduler
+from ekiben.engine.streams import StreamScheduler
 from ekiben.engine.validate import SignatureCheck, check_signature
 from ekiben.errors import EkibenError, InvalidSettings, LoadFailed
 from ekiben.metrics import VersionStatistics
@@ -73,7 +74,7 @@ class VersionView:
         self.version: Final = str(source.version)
         self.source: Final = source
         self.settings: Final = settings
-        """With max_batch_size resolved: never None."""
+        """With `max_batch_size` and `decoupled` resolved: never None."""
         self.signatures: Final = signatures
         """The default one first."""
         self.default: Final = next(iter(signatures.values()))
@@ -89,8 +90,9 @@ class LoadedVersion:
     def __init__(self, view: VersionView, runner: RunnerProcess, clock: Clock) -> None:
         self.view = view
         self.runner = runner
-        kind = OrderedScheduler if view.settings.batching.preserve_ordering else Scheduler
-        self.scheduler = kind(view.model, view.version, view.settings, view.signatures, runner, clock)
+        self.scheduler = _scheduler_of(view.settings)(
+            view.model, view.version, view.settings, view.signatures, runner, clock
+        )
         largest = view.settings.batching.max_batch_size or 0
         self._checks = {
             name: SignatureCheck(view.model, name, signature, largest) for name, signature in view.signatures.items()
@@ -191,6 +193,8 @@ class Model:
         """End every runner without draining."""
         loaded = list(self.loaded.values())
         self.loaded.clear()
+        for version in loaded:
+            version.scheduler.suspend("the server is stopping")
         await asyncio.gather(*(version.runner.stop() for version in loaded))
 
     def _differs(self, source: VersionSource) -> bool:
@@ -204,7 +208,7 @@ class Model:
             async with self._loads:
                 loaded = await runner.start()
             signatures = _default_first(loaded.signatures)
-            settings = _resolve(source, signatures)
+            settings = _resolve(source, signatures, loaded.decoupled)
             version.append(LoadedVersion(VersionView(source, settings, signatures, loaded), runner, self._clock))
         except Exception as error:
             await runner.stop()
@@ -238,6 +242,12 @@ class Model:
         _LOG.info("model '%s' version %d is unloaded", self.name, number)
 
 
+def _scheduler_of(settings: ModelSettings) -> type[Scheduler]:
+    if settings.decoupled:
+        return StreamScheduler
+    return OrderedScheduler if settings.batching.preserve_ordering else Scheduler
+
+
 def _reason(error: Exception) -> str:
     return error.message if isinstance(error, EkibenError) else "unexpected error: see the log"
 
@@ -254,8 +264,8 @@ def _default_first(signatures: Mapping[str, Signature]) -> dict[str, Signature]:
     return {default: signatures[default], **signatures}
 
 
-def _resolve(source: VersionSource, signatures: Mapping[str, Signature]) -> ModelSettings:
-    """Settings with max_batch_size decided. Raises InvalidSettings where it contradicts the signature."""
+def _resolve(source: VersionSource, signatures: Mapping[str, Signature], decoupled: bool) -> ModelSettings:
+    """Settings with nothing left open. Raises InvalidSettings where max_batch_size contradicts the signature."""
     settings = source.settings
     specs = [
         (kind, spec)
@@ -275,11 +285,7 @@ def _resolve(source: VersionSource, signatures: Mapping[str, Signature]) -> Mode
             f"model '{source.model}' version {source.version}: max_batch_size is {size}, but {kind} '{spec.name}' has "
             f"shape {list(spec.shape)}, which does not lead with a variable batch dimension; set max_batch_size to 0"
         )
-    return _with_max_batch_size(settings, size)
-
-
-def _with_max_batch_size(settings: ModelSettings, size: int) -> ModelSettings:
-    return replace(settings, batching=replace(settings.batching, max_batch_size=size))
+    return replace(settings, batching=replace(settings.batching, max_batch_size=size), decoupled=decoupled)
 
 
 def _read_labels(source: VersionSource, settings: ModelSettings) -> dict[str, tuple[str, ...]]:

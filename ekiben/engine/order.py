@@ -32,7 +32,7 @@ class OrderedScheduler(Scheduler):
     def offer(self, request: Request, rows: int, key: Hashable) -> asyncio.Future[Response]:
         bound = self._settings.batching.max_queue_rows
         if self._open >= bound:
-            raise self._refused(
+            raise self._full(
                 QueueFull(
                     f"model '{self._model}': Exceeds maximum queue size: {self._open} requests wait, run or are held "
                     f"back for an earlier one (preserve_ordering), and max_queue_rows is {bound}"

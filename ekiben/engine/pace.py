@@ -46,6 +46,10 @@ class Pace:
         if running:
             self._opens[instance] = self._opening(running[0], now)
 
+    def busy(self, instance: int) -> bool:
+        """Whether the instance runs a batch."""
+        return bool(self._running.get(instance))
+
     def may_start(self, instance: int, now: float) -> bool:
         """Whether the instance should be handed a batch that is not full."""
         return not self._running.get(instance) or now >= self._opens[instance]

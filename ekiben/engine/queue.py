@@ -260,9 +260,7 @@ class Queue:
     def _put_back(self, now: float) -> None:
         """Give those that are late by now a new place, behind those of their level that are not."""
         for entry in self._becoming_late.due(now):
-            late = Entry(entry.request, entry.rows, entry.key, entry.arrived, entry.future)
-            late.rank = entry.rank + 1
-            late.expires = entry.expires
+            late = entry.late()
             if late.expires != NEVER:
                 self._expiries.add(late.expires, late, self._waiting)
             self._groups[entry.key].append(late)

@@ -23,6 +23,7 @@ from ekiben.engine.batch import collate, split
 from ekiben.engine.entry import NEVER, Entry
 from ekiben.engine.pace import Pace
 from ekiben.engine.queue import Queue
+from ekiben.engine.replies import Replies
 from ekiben.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -97,24 +98,20 @@ class Scheduler:
         Raises QueueFull, and NotReady once the version is draining.
         """
         if self._refusal:
-            self.counters.failed[NotReady.reason] += 1
-            raise NotReady(self._refusal)
+            raise self._refused()
         now = self._clock.monotonic()
         future: asyncio.Future[Response] = self._loop.create_future()
         entry = Entry(request, rows, key, now, future)
         try:
             self._queue.offer(entry)
         except QueueFull as error:
-            if now - self._swept < _SWEEP_SECONDS:
-                raise self._refused(error) from None
-            self._swept = now
-            self._cancel(self._queue.sweep())
-            try:
-                self._queue.offer(entry)
-            except QueueFull as error:
-                raise self._refused(error) from None
+            self._offer_again(entry, error)
         self.kick()
         return future
+
+    def stream(self, request: Request, rows: int, key: Hashable) -> Replies:
+        """As `offer`, for a caller that takes any number of responses."""
+        return Replies(self.offer(request, rows, key))
 
     def kick(self) -> None:
         """Look for work once in the next turn of the loop: whatever arrives in this one rides together."""
@@ -146,7 +143,22 @@ class Scheduler:
             self._refusal = ""
         self.kick()
 
-    def _refused(self, error: QueueFull) -> QueueFull:
+    def _refused(self) -> NotReady:
+        self.counters.failed[NotReady.reason] += 1
+        return NotReady(self._refusal)
+
+    def _offer_again(self, entry: Entry, refusal: QueueFull) -> None:
+        """Queue it in the place of somebody who has gone. Raises QueueFull where there is none."""
+        if entry.arrived - self._swept < _SWEEP_SECONDS:
+            raise self._full(refusal)
+        self._swept = entry.arrived
+        self._cancel(self._queue.sweep())
+        try:
+            self._queue.offer(entry)
+        except QueueFull as error:
+            raise self._full(error) from None
+
+    def _full(self, error: QueueFull) -> QueueFull:
         """The error for a request that found the queue full, counted."""
         self.counters.failed[QueueFull.reason] += 1
         seconds = self._pace.seconds(self._settings.batching.max_batch_size or 1)
@@ -210,13 +222,13 @@ class Scheduler:
         self.counters.released[reason] += 1
         self.in_flight += 1
         self._pace.started(slot.instance, rows, self._clock.monotonic())
-        self._executor.submit(slot, batch, partial(self._done, slot.instance, entries, batch))
+        self._executor.submit(slot, batch, partial(self._done, slot, entries, batch))
 
-    def _done(self, instance: int, entries: list[Entry], batch: Batch, outcome: Outcome) -> None:
+    def _done(self, slot: Slot, entries: list[Entry], batch: Batch, outcome: Outcome) -> None:
         self.in_flight -= 1
         self._suspect_running = False
         compute_seconds = outcome.compute_ns / 1e9 if isinstance(outcome, Executed) else None
-        self._pace.finished(instance, self._clock.monotonic(), compute_seconds)
+        self._pace.finished(slot.instance, self._clock.monotonic(), compute_seconds)
         match outcome:
             case Executed():
                 self._answer(entries, batch, outcome)

@@ -40,7 +40,6 @@ _REFUSED: Final = (
     "batch_input",
     "batch_output",
     "model_operations",
-    "model_transaction_policy.decoupled",
     "model_repository_agents",
     "cc_model_filenames",
     "input.reshape",
@@ -90,6 +89,7 @@ def read_pbtxt(path: Path, model: str, warn: Callable[[str], None]) -> ModelSett
             instances=_instances(config.instance_group, lambda text: warn(f"{path}: {text}")),
             signatures=_signatures(config),
             labels={output.name: output.label_filename for output in config.output if output.label_filename},
+            decoupled=_decoupled(config.model_transaction_policy),
             version_policy=_version_policy(config.version_policy),
             parameters=_parameters(config),
         )
@@ -277,6 +277,10 @@ def _version_policy(policy: Any) -> Policy:
     if given == ["specific"]:
         return tuple(policy.specific.versions)
     return f"latest:{policy.latest.num_versions or 1}"
+
+
+def _decoupled(policy: Any) -> bool | None:
+    return bool(policy.decoupled) if policy.HasField("decoupled") else None
 
 
 def _parameters(config: Any) -> dict[str, Parameter]:

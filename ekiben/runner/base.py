@@ -32,14 +32,17 @@ class Batch(msgspec.Struct, gc=False):
 
 
 class Executed(msgspec.Struct, gc=False):
-    """The batch ran. The arrays are copies: the slot is free again."""
+    """The batch ran. The arrays are copies: the slot is free again, unless there is more to come."""
 
     outputs: Mapping[str, Tensor]
+    """Of a stream: those of its next response; none when it has ended."""
     input_ns: int
     """Taking the inputs out of shared memory, in the runner."""
     compute_ns: int
     output_ns: int
     """Writing the outputs to shared memory, in the runner."""
+    more: bool = False
+    """One response of a stream: the runner waits for Executor.advance."""
 
 
 class Raised(msgspec.Struct, gc=False):
@@ -75,6 +78,8 @@ class Loaded(msgspec.Struct, frozen=True):
     """From spawn to the end of warm-up."""
     memory_bytes: int
     """The process's resident set after warm-up."""
+    decoupled: bool = False
+    """Each request gets a stream of responses."""
 
 
 class Executor(Protocol):
@@ -87,5 +92,15 @@ class Executor(Protocol):
     def submit(self, slot: Slot, batch: Batch, done: Done) -> None:
         """Copy the inputs into the slot and start. `done` is called once, later, from the event loop, never from inside
         this call; the slot is idle again just before it.
+
+        Of a decoupled model it is called for each response, with Executed.more, and once more at the end.
+        """
+        ...
+
+    def advance(self, slot: Slot, stop: bool) -> None:
+        """Have the slot's stream go on to its next response, or end it there. Called once after each Executed.more.
+
+        The runner computes nothing, and its execution limit does not run, until then. Nothing happens when the runner
+        has died meanwhile: `done` gets Died.
         """
         ...

@@ -6,6 +6,9 @@ runner that the engine is gone.
 
 Each instance's socket carries one small packet a batch each way: a Call, and a Reply to it, in the order of the calls.
 A message too long for a packet lies in the arena itself, and the packet is a Pointer to it.
+
+A decoupled model answers a Call with any number of Replies, each but the last with `more`. After such a Reply the
+runner waits for a Next, while the arena is the engine's; another Call may come before it.
 """
 
 import os
@@ -25,15 +28,18 @@ __all__ = [
     "Load",
     "LoadReport",
     "Message",
+    "Next",
     "Pointer",
     "Reply",
     "pack",
+    "pack_next",
     "receive_descriptors",
     "receive_document",
     "resolve",
     "send_descriptors",
     "send_document",
     "unpack",
+    "unpack_step",
 ]
 
 PACKET_BYTES: Final = 32 * 1024
@@ -64,6 +70,8 @@ class LoadReport(msgspec.Struct, frozen=True):
     signatures: dict[str, Signature]
     devices: tuple[str, ...]
     error: str = ""
+    decoupled: bool = False
+    """Each Call gets a stream of Replies."""
 
 
 class Call(msgspec.Struct, array_like=True, tag=0, gc=False):
@@ -92,6 +100,15 @@ class Reply(msgspec.Struct, array_like=True, tag=1, gc=False):
     error: str | None
     end: int
     """The first free byte after the outputs."""
+    more: bool = False
+    """One response of a stream, and not its end."""
+
+
+class Next(msgspec.Struct, array_like=True, tag=3, gc=False):
+    """Engine → runner: what the last Reply put into this slot's arena is taken; go on to the next response, or stop."""
+
+    slot: int
+    stop: bool
 
 
 class Pointer(msgspec.Struct, array_like=True, tag=2, gc=False):
@@ -107,6 +124,8 @@ Message: TypeAlias = Call | Reply | Pointer
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Message).decode
+_Step: TypeAlias = Call | Pointer | Next
+_decode_step: Final = msgspec.msgpack.Decoder(_Step).decode
 _Document = TypeVar("_Document")
 
 
@@ -122,6 +141,16 @@ def pack(message: Call | Reply, arena: Arena) -> bytes:
 def unpack(packet: memoryview) -> Message:
     """The packet's message; a Pointer is to be resolved with its slot's arena. Raises msgspec.DecodeError."""
     return _decode(packet)
+
+
+def unpack_step(packet: memoryview) -> Call | Pointer | Next:
+    """As `unpack`, for a packet to an instance that answers with streams."""
+    return _decode_step(packet)
+
+
+def pack_next(message: Next) -> bytes:
+    """The packet for it."""
+    return _encode(message)
 
 
 def resolve(message: Message, arena: Arena) -> Message:

@@ -28,8 +28,10 @@ from ekiben.runner.channel import (
     InstancePlan,
     Load,
     LoadReport,
+    Next,
     Reply,
     pack,
+    pack_next,
     receive_document,
     resolve,
     send_descriptors,
@@ -42,6 +44,7 @@ from ekiben.types import ModelSettings, Tensor, VersionSource
 __all__ = ["RunnerProcess", "plan_instances"]
 
 _LOST_REPORT_SECONDS: Final = 1.0
+_NEVER: Final = float("inf")
 SLOTS: Final = 2
 """Batches in flight per instance: one running, one ready in the arena behind it."""
 
@@ -102,7 +105,9 @@ class _Channel:
         self.fed = 0
         """Which of the process's batches was its last, counted from 1."""
         self.running_since = 0.0
-        """Loop time at which the oldest one became the one that runs."""
+        """Loop time at which the oldest one became the one that runs, or its stream was last told to go on; infinity:
+        its stream waits to be told.
+        """
         self.timer: asyncio.TimerHandle | None = None
         self.unsent: deque[bytes] = deque()
 
@@ -135,6 +140,7 @@ class RunnerProcess:
         self.serving = False
         """Loaded, and neither ended nor stopping."""
         self._loaded = False
+        self._decoupled = False
         self._stopping = False
         self.answered = False
         """Whether a batch was ever answered."""
@@ -195,6 +201,7 @@ class RunnerProcess:
             raise
         for channel in self._channels:
             self._loop.add_reader(channel.socket.fileno(), self._on_reply, channel)
+        self._decoupled = report.decoupled
         self._loaded = self.serving = True
         return report
 
@@ -232,6 +239,15 @@ class RunnerProcess:
         self._fed += 1
         channel.fed = self._fed
         self._send(channel, packet)
+
+    def advance(self, slot: Slot, stop: bool) -> None:
+        """As Executor.advance."""
+        if not isinstance(slot, _ArenaSlot):
+            raise TypeError(f"a {type(slot).__name__} is no slot of a runner")
+        channel = slot.channel
+        if self.serving and channel.process is self:
+            self._start_clock(channel)
+            self._send(channel, pack_next(Next(slot.number, stop)))
 
     async def stop(self) -> None:
         """End it: at once while it loads, else after what it runs, within STOP_SECONDS. Batches in flight get Died."""
@@ -300,8 +316,14 @@ class RunnerProcess:
                 outcome = Raised(reply.error)
             else:
                 outputs: Mapping[str, Tensor] = {place.name: arena.copy(place) for place in reply.outputs}
-                outcome = Executed(outputs, reply.input_ns, reply.compute_ns, reply.output_ns)
+                outcome = Executed(outputs, reply.input_ns, reply.compute_ns, reply.output_ns, reply.more)
             arena.trim(reply.end)
+            if reply.more:
+                if not self._decoupled:
+                    raise TypeError(f"the runner answered {reply}, and more to come")
+                channel.running_since = _NEVER
+                self.answered = True
+                return in_flight.done, outcome
         except Exception:
             # A model that scribbles over the runner's memory can make it say anything.
             self._kill()
@@ -323,7 +345,7 @@ class RunnerProcess:
     def _on_timer(self, channel: _Channel) -> None:
         """One timer serves many batches: it is never cancelled, only set again for what runs when it fires."""
         channel.timer = None
-        if not channel.in_flight:
+        if not channel.in_flight or channel.running_since == _NEVER:
             return
         overdue_at = channel.running_since + self._limit_seconds
         if self._loop.time() < overdue_at:

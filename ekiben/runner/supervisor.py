@@ -83,7 +83,7 @@ class Runner:
             self._process = None
             raise
         seconds = self._clock.monotonic() - started
-        return Loaded(report.signatures, report.devices, seconds, self.memory_bytes())
+        return Loaded(report.signatures, report.devices, seconds, self.memory_bytes(), report.decoupled)
 
     def idle(self) -> Slot | None:
         """As Executor.idle."""
@@ -95,6 +95,11 @@ class Runner:
             self._process.submit(slot, batch, done)
         else:
             asyncio.get_running_loop().call_soon(done, Died("the runner has ended"))
+
+    def advance(self, slot: Slot, stop: bool) -> None:
+        """As Executor.advance."""
+        if self._process is not None:
+            self._process.advance(slot, stop)
 
     async def stop(self) -> None:
         """End the process for good. Batches in flight get Died; the engine drains first."""

@@ -7,8 +7,10 @@ has one thread. One more waits for the control channel to close and then ends th
 if native code keeps the interpreter from running it, the kernel's parent-death signal does the same.
 """
 
+import contextlib
 import ctypes
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -16,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn, final
 
@@ -24,7 +26,6 @@ import numpy as np
 
 from ekiben.errors import LoadFailed
 from ekiben.runner.arena import Arena
-from ekiben.runner.base import TensorParts
 from ekiben.runner.channel import (
     PACKET_BYTES,
     Call,
@@ -38,14 +39,13 @@ from ekiben.runner.channel import (
     send_document,
     unpack,
 )
-from ekiben.runtimes.base import DEFAULT_SIGNATURE, LoadContext, Session
+from ekiben.runner.results import checked, printable, text_of
+from ekiben.runner.streaming import StreamInstance
+from ekiben.runtimes.base import DEFAULT_SIGNATURE, LoadContext, Session, decoupled, load_failed
 from ekiben.runtimes.table import load_session
-from ekiben.types import DATATYPES, Signature, Tensor, TensorSpec, datatype_of
+from ekiben.types import DATATYPES, Signature, Tensor, TensorSpec
 
 __all__ = ["main"]
-
-ERROR_CHARACTERS: Final = 1000
-"""A model's exception text is cut to this."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _AWAKE_NS: Final = 250_000
@@ -122,11 +122,11 @@ class Instance:
             read_ns = time.perf_counter_ns()
             results = self.session.run(call.signature, inputs, call.outputs)
             ran_ns = time.perf_counter_ns()
-            placed, end = arena.write(list(_checked(results, call.outputs)), call.end)
+            placed, end = arena.write(list(checked(results, call.outputs)), call.end)
             written_ns = time.perf_counter_ns()
         except BaseException as error:  # a model may even call sys.exit(); only this batch has failed
             traceback.print_exc()
-            return Reply(call.slot, arena.size_bytes, [], 0, 0, 0, _text(error), call.end)
+            return Reply(call.slot, arena.size_bytes, [], 0, 0, 0, text_of(error), call.end)
         return Reply(
             call.slot,
             arena.size_bytes,
@@ -137,30 +137,6 @@ class Instance:
             None,
             end,
         )
-
-
-def _checked(results: Mapping[str, Tensor], wanted: Iterable[str]) -> Iterable[TensorParts]:
-    """The wanted outputs, ready to be written. Raises ValueError or LoadFailed for what cannot be a tensor."""
-    for name in wanted:
-        array = results.get(name)
-        if isinstance(array, np.generic):
-            array = np.asarray(array)
-        if not isinstance(array, np.ndarray):
-            raise ValueError(f"the model returned {type(array).__name__} for output '{name}', not a numpy array")
-        yield TensorParts(name, datatype_of(array), (array,))
-
-
-def _text(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:  # a model's own exception class may fail at that too
-        text = ""
-    return _printable(text or type(error).__name__)[:ERROR_CHARACTERS]
-
-
-def _printable(text: str) -> str:
-    """Text that can be encoded: a lone surrogate in an exception's text must not cost the reply."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -207,18 +183,20 @@ def run(control: socket.socket) -> None:
     try:
         sessions = [_load_warm(load, number) for number in range(len(load.instances))]
     except LoadFailed as error:
-        send_document(control, LoadReport({}, (), _printable(str(error))))
+        send_document(control, LoadReport({}, (), printable(str(error))))
         return
     except BaseException as error:
         traceback.print_exc()
         reason = f"model '{load.model}' version {load.version} could not be loaded: {type(error).__name__}: {error}"
-        send_document(control, LoadReport({}, (), _printable(reason)))
+        send_document(control, LoadReport({}, (), printable(reason)))
         return
-    instances = [Instance(session, *place) for session, place in zip(sessions, places, strict=True)]
+    instances = [_instance(session, *place) for session, place in zip(sessions, places, strict=True)]
     # What loading made stays: keep the collector from walking it again during requests.
     gc.collect()
     gc.freeze()
-    send_document(control, LoadReport(dict(sessions[0].signatures), tuple(session.device for session in sessions)))
+    devices = tuple(session.device for session in sessions)
+    streams = decoupled(sessions[0]) is not None
+    send_document(control, LoadReport(dict(sessions[0].signatures), devices, decoupled=streams))
     threads = [threading.Thread(target=_serve_or_end, args=(instance,), daemon=True) for instance in instances[1:]]
     for thread in threads:
         thread.start()
@@ -229,6 +207,11 @@ def run(control: socket.socket) -> None:
         session.close()
 
 
+def _instance(session: Session, channel: socket.socket, arenas: Sequence[Arena]) -> Instance | StreamInstance:
+    streaming = decoupled(session)
+    return Instance(session, channel, arenas) if streaming is None else StreamInstance(streaming, channel, arenas)
+
+
 def _end_with_channel(control: socket.socket) -> None:
     try:
         control.recv(1)
@@ -236,7 +219,7 @@ def _end_with_channel(control: socket.socket) -> None:
         os._exit(0)
 
 
-def _serve_or_end(instance: Instance) -> None:
+def _serve_or_end(instance: Instance | StreamInstance) -> None:
     """A thread that fails outside a model's own code must not leave a runner with a deaf instance."""
     try:
         instance.serve()
@@ -259,26 +242,37 @@ def _load_warm(load: Load, number: int) -> Session:
         signatures=settings.signatures,
         batched=None if largest is None else largest > 0,
         parameters=settings.parameters,
+        decoupled=settings.decoupled,
     )
     session = load_session(settings.runtime, context)
+    if settings.decoupled is not None and settings.decoupled != (decoupled(session) is not None):
+        gives = "one response" if settings.decoupled else "a stream of responses"
+        said = str(settings.decoupled).lower()
+        raise load_failed(context, f"its configuration says decoupled: {said}, but it gives {gives} to each request")
     _warm_up(load, session)
     return session
 
 
 def _warm_up(load: Load, session: Session) -> None:
-    """One inference on zeros, so that the first request does not pay for lazy initialisation.
+    """One inference on zeros, so that the first request does not pay for lazy initialisation; of a stream its start.
 
     A model may refuse such an input with good reason (a sequence of one sample, an empty string): that is said in the
     log, and it counts as loaded all the same. A crash or a hang here does fail the load.
     """
     signature = session.signatures[DEFAULT_SIGNATURE]
+    wanted = [spec.name for spec in signature.outputs]
+    streaming = decoupled(session)
     try:
-        results = session.run(DEFAULT_SIGNATURE, _zeros(signature), [spec.name for spec in signature.outputs])
-        list(_checked(results, [spec.name for spec in signature.outputs]))
+        if streaming is None:
+            list(checked(session.run(DEFAULT_SIGNATURE, _zeros(signature), wanted), wanted))
+        else:
+            with contextlib.closing(streaming.stream(DEFAULT_SIGNATURE, _zeros(signature), wanted)) as responses:
+                for results in itertools.islice(responses, 1):
+                    list(checked(results, wanted))
     except Exception as error:
         sys.stderr.write(
             f"model '{load.model}' version {load.version}: the warm-up inference on zeros raised "
-            f"{type(error).__name__}: {_text(error)}\n"
+            f"{type(error).__name__}: {text_of(error)}\n"
         )
 
 

@@ -4,9 +4,9 @@ A runtime lives in a runner process and nowhere else; its module imports its fra
 only `runtimes.table` names it. Verbs: construct with a LoadContext, read `signatures`, `run`, `close`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -16,9 +16,11 @@ from ekiben.types import Parameter, Signature, Tensor, TensorSpec, datatype_of
 
 __all__ = [
     "DEFAULT_SIGNATURE",
+    "DecoupledSession",
     "LoadContext",
     "Session",
     "check_output",
+    "decoupled",
     "fits",
     "load_failed",
     "model_path",
@@ -47,6 +49,8 @@ class LoadContext(msgspec.Struct, frozen=True):
     batched: bool | None
     """Whether requests lead with a batch dimension; None: decide from the model."""
     parameters: Mapping[str, Parameter]
+    decoupled: bool | None = None
+    """Whether requests get a stream of responses, as model.yaml says; None: decide from the model."""
 
 
 class Session(Protocol):
@@ -71,6 +75,30 @@ class Session(Protocol):
     def close(self) -> None:
         """Free what the framework would not free at process end."""
         ...
+
+
+class DecoupledSession(Session, Protocol):
+    """A session that may answer each request with a stream of responses: it does where `decoupled` is true.
+
+    `stream` is called in the place of `run` then.
+    """
+
+    decoupled: bool
+
+    def stream(
+        self, signature: str, inputs: Mapping[str, Tensor], outputs: Sequence[str]
+    ) -> Generator[Mapping[str, Tensor], None, None]:
+        """The responses to one request, each computed, which blocks, when it is asked for.
+
+        As `run`, but the inputs stay valid until the generator ends, and the arrays of a response are used before the
+        next one is asked for. Closing the generator early stops the model.
+        """
+        ...
+
+
+def decoupled(session: Session) -> DecoupledSession | None:
+    """The session where it answers with streams; None where `run` is to be called."""
+    return cast("DecoupledSession", session) if getattr(session, "decoupled", False) else None
 
 
 def load_failed(context: LoadContext, reason: str) -> LoadFailed:

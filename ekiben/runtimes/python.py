@@ -6,7 +6,10 @@
         def infer(self, inputs): ...    # {name: array} in, {name: array} out; BYTES are object arrays of bytes
         def close(self): ...            # optional
 
-The arrays given to `infer` die after the call: what is to be kept must be copied.
+An `infer` that yields makes the model decoupled: each {name: array} it yields is a response of its own, sent at once.
+When the caller leaves, GeneratorExit is raised where it yielded, so its `finally` blocks run.
+
+The arrays given to `infer` die after the call (after its last yield): what is to be kept must be copied.
 """
 
 import contextlib
@@ -14,7 +17,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,8 +55,11 @@ class PythonSession:
             infer = getattr(model_class, "infer", None)
             if not callable(infer):
                 raise load_failed(context, f"class `Model` in '{path.name}' has no method infer(self, inputs)")
-            if inspect.iscoroutinefunction(infer):
-                raise load_failed(context, f"`Model.infer` in '{path.name}' must be a plain function, not async")
+            if inspect.iscoroutinefunction(infer) or inspect.isasyncgenfunction(infer):
+                raise load_failed(
+                    context, f"`Model.infer` in '{path.name}' must be a plain function, not async (it may yield)"
+                )
+            self.decoupled = inspect.isgeneratorfunction(infer) or bool(context.decoupled)
             self.signatures: Mapping[str, Signature] = {DEFAULT_SIGNATURE: _signature(context, model_class)}
             self._model = model_class()
             if hasattr(self._model, "load"):
@@ -67,13 +73,35 @@ class PythonSession:
         self._outputs = {spec.name: spec for spec in self.signatures[DEFAULT_SIGNATURE].outputs}
 
     def run(self, signature: str, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
-        results = self._model.infer(dict(inputs))
+        return self._arrays("returned", self._model.infer(dict(inputs)), inputs, outputs)
+
+    def stream(
+        self, signature: str, inputs: Mapping[str, Tensor], outputs: Sequence[str]
+    ) -> Generator[Mapping[str, Tensor], None, None]:
+        responses = self._model.infer(dict(inputs))
+        if isinstance(responses, Mapping) or not isinstance(responses, Iterable):
+            raise TypeError(
+                "Model.infer must return an iterator of dicts, since the model is decoupled; "
+                f"it returned {type(responses).__name__}"
+            )
+        try:
+            for results in responses:
+                yield self._arrays("yielded", results, inputs, outputs)
+        finally:
+            if isinstance(responses, Generator):
+                responses.close()
+
+    def _arrays(
+        self, verb: str, results: object, inputs: Mapping[str, Tensor], outputs: Sequence[str]
+    ) -> Mapping[str, Tensor]:
         if not isinstance(results, Mapping):
-            raise TypeError(f"Model.infer must return a dict of outputs, it returned {type(results).__name__}")
+            streamed = verb == "returned" and isinstance(results, Generator)
+            hint = "; say `decoupled: true` in model.yaml to have it streamed" if streamed else ""
+            raise TypeError(f"Model.infer must return a dict of outputs, it {verb} {type(results).__name__}{hint}")
         arrays = {}
         for name in outputs:
             if name not in results:
-                raise ValueError(f"Model.infer returned no output '{name}', only {', '.join(map(repr, results))}")
+                raise ValueError(f"Model.infer {verb} no output '{name}', only {', '.join(map(repr, results))}")
             array = _to_array(results[name], self._outputs[name])
             check_output(self._outputs[name], array)
             arrays[name] = owned(array, inputs)

@@ -29,6 +29,7 @@ EXTENSIONS: Final = (
     "parameters",
     "schedule_policy",
     "statistics",
+    "generate",
 )
 """Names of the extensions that the HTTP door has."""
 
@@ -68,7 +69,8 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 def model_config_body(name: str, platform: str, settings: ModelSettings, signature: Signature) -> bytes:
     """The version's configuration as Triton's ModelConfig message in JSON.
 
-    With a batch dimension `dims` are without it. `dynamic_batching` is there when something of it is set.
+    With a batch dimension `dims` are without it. `dynamic_batching` is there when something of it is set, and
+    `model_transaction_policy` when the version is decoupled.
     """
     batching = settings.batching
     largest = batching.max_batch_size or 0
@@ -111,6 +113,8 @@ def model_config_body(name: str, platform: str, settings: ModelSettings, signatu
     }
     if dynamic := _dynamic_batching(batching):
         config["dynamic_batching"] = dynamic
+    if settings.decoupled:
+        config["model_transaction_policy"] = {"decoupled": True}
     config |= {
         "instance_group": [_instance_group(f"{name}_{place}", each) for place, each in enumerate(settings.instances)],
         "default_model_filename": settings.file,

@@ -20,7 +20,16 @@ from ekiben.wire.json_tensor import float_tensor, json_data, tensor_from_json, w
 from ekiben.wire.json_text import JsonParser, Malformed, Repaired, repaired
 from ekiben.wire.oip_header import NO_DATA, Document, FloatDocument, GivenOutput, HeaderReader
 
-__all__ = ["Classes", "InferCall", "InferDecoder", "OutputWish", "Reply", "encode_reply", "header_length"]
+__all__ = [
+    "Classes",
+    "InferCall",
+    "InferDecoder",
+    "OutputWish",
+    "Reply",
+    "encode_reply",
+    "header_length",
+    "take_parameters",
+]
 
 
 class OutputWish(msgspec.Struct, frozen=True, gc=False):
@@ -186,7 +195,7 @@ class InferDecoder:
 def _call(model: str, version: str, inputs: dict[str, Tensor], document: Document | FloatDocument) -> InferCall:
     call = InferCall(Request(model, inputs, version, document.id))
     if document.parameters:
-        _take_parameters(call, document.parameters)
+        take_parameters(call, document.parameters)
     if document.outputs:
         _take_outputs(call, document.outputs)
     return call
@@ -211,7 +220,7 @@ _RESERVED: Final[Mapping[str, tuple[tuple[type, ...], str, str]]] = {
 """
 
 
-def _take_parameters(call: InferCall, parameters: dict[str, Parameter]) -> None:
+def take_parameters(call: InferCall, parameters: dict[str, Parameter]) -> None:
     for key, value in parameters.items():
         if key in _RESERVED:
             kinds, wanted, field = _RESERVED[key]

@@ -17,6 +17,8 @@ METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "model_config": ("GET",),
     "statistics": ("GET",),
     "infer": ("POST",),
+    "generate": ("POST",),
+    "generate_stream": ("POST",),
     "index": ("POST",),
     "load": ("POST",),
     "unload": ("POST",),
@@ -29,8 +31,8 @@ _MODEL_VERBS: Final = {
     "ready": "model_ready",
     "config": "model_config",
     "stats": "statistics",
-    "generate": "missing_extension",
-    "generate_stream": "missing_extension",
+    "generate": "generate",
+    "generate_stream": "generate_stream",
 }
 
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from ekiben.clock import SYSTEM_CLOCK
 from ekiben.doors.oip_http import OipHttp
+from ekiben.doors.oip_http_generate import OipGenerate
 from ekiben.engine.engine import Engine
-from ekiben.runner.base import Batch, Done, Executed, Loaded, Slot
+from ekiben.runner.base import Batch, Done, Executed, Loaded, Raised, Slot
 from ekiben.settings import Settings
 from ekiben.testing import FakeExecutor
 from ekiben.types import (
@@ -34,6 +35,14 @@ ADD = Signature(
     (TensorSpec("a", "INT32", (-1, 2)), TensorSpec("b", "INT32", (-1, 2))),
     (TensorSpec("sum", "INT32", (-1, 2)), TensorSpec("difference", "INT32", (-1, 2))),
 )
+TALK = Signature(
+    (
+        TensorSpec("text_input", "BYTES", (-1, 1)),
+        TensorSpec("count", "INT32", (-1, 1), optional=True),
+        TensorSpec("fail", "BOOL", (-1, 1), optional=True),
+    ),
+    (TensorSpec("text_output", "BYTES", (-1, 1)),),
+)
 SIGNATURES = {
     "fp32": identity("FP32", -1),
     "fp16": identity("FP16", -1),
@@ -43,6 +52,7 @@ SIGNATURES = {
     "held": identity("INT8", 1),
     "ranked": identity("INT8", 1),
     "broken": identity("INT8", 1),
+    "talk": TALK,
 }
 
 
@@ -84,20 +94,64 @@ class NumpyRunner(FakeExecutor):
         self.complete(Executed(outputs, 1, 1, 1))
 
 
+class Talker(NumpyRunner):
+    """The decoupled model `talk`: gives the text back `count` times (once, if that is not given); `fail` comes last."""
+
+    def __init__(self, source: VersionSource) -> None:
+        super().__init__(source)
+        self.given = 0
+        """Responses of the stream that runs."""
+        self.stopped = 0
+        """Streams that were ended before their end."""
+
+    async def start(self) -> Loaded:
+        return Loaded({"serving_default": TALK}, ["cpu"], 0.1, 1, decoupled=True)
+
+    def submit(self, slot: Slot, batch: Batch, done: Done) -> None:
+        self.given = 0
+        super().submit(slot, batch, done)
+
+    def advance(self, slot: Slot, stop: bool) -> None:
+        super().advance(slot, stop)
+        self.stopped += stop
+        asyncio.get_running_loop().call_soon(self.end if stop else self.compute)
+
+    def compute(self) -> None:
+        inputs = {each.name: each.parts[0] for each in self.running[0][1].inputs}
+        count = int(inputs["count"][0, 0]) if "count" in inputs else 1
+        if self.given < count:
+            self.given += 1
+            self.respond({"text_output": inputs["text_input"]})
+        elif "fail" in inputs and inputs["fail"][0, 0]:
+            self.complete(Raised("no more of this"))
+        else:
+            self.end()
+
+    def end(self) -> None:
+        self.complete(Executed({}, 1, 1, 1))
+
+
 class House:
     """The door, its engine and runners."""
 
     def __init__(self, **limits: Any) -> None:
         self.runners: dict[str, NumpyRunner] = {}
         self.engine = Engine(self._scan, self.make_runner, SYSTEM_CLOCK, explicit=True, load_models=tuple(SIGNATURES))
-        self.door = OipHttp(self.engine, Settings(**limits))
+        settings = Settings(**limits)
+        self.door = OipHttp(self.engine, settings, extensions=[OipGenerate(self.engine, settings).handlers])
 
     def _scan(self) -> Catalogue:
         settings = {name: ModelSettings(runtime="python", batching=BATCHINGS.get(name, USUAL)) for name in SIGNATURES}
         return {name: ModelSource(name, (VersionSource(name, 1, "", each),)) for name, each in settings.items()}
 
     def make_runner(self, source: VersionSource, changed: Callable[[], None]) -> NumpyRunner:
-        made = self.runners[source.model] = NumpyRunner(source)
+        made = self.runners[source.model] = Talker(source) if source.model == "talk" else NumpyRunner(source)
+        return made
+
+    @property
+    def talker(self) -> Talker:
+        made = self.runners["talk"]
+        assert isinstance(made, Talker)
         return made
 
     async def send(

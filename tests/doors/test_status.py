@@ -18,6 +18,7 @@ _STATUS = {
     "RunnerDied": (503, "UNAVAILABLE"),
     "Restricted": (403, "UNAVAILABLE"),
     "Unsupported": (501, "UNIMPLEMENTED"),
+    "Decoupled": (501, "UNIMPLEMENTED"),
     "Cancelled": (400, "CANCELLED"),
     "InferenceFailed": (500, "INTERNAL"),
     "ExecutionTimeout": (500, "INTERNAL"),

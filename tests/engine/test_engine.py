@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ekiben.engine.engine import Engine, IndexEntry
-from ekiben.errors import InvalidRequest, LoadFailed, NotFound, NotReady, Unavailable
+from ekiben.errors import Decoupled, InvalidRequest, LoadFailed, NotFound, NotReady, RunnerDied, Unavailable
 from ekiben.runner.base import Batch, Done, Executed, Loaded, Slot
 from ekiben.testing import FakeExecutor, ManualClock
 from ekiben.types import (
@@ -47,11 +47,13 @@ class FakeRunner(FakeExecutor):
         if self.source.path == "broken":
             raise LoadFailed("the file is damaged")
         self.ready = True
-        return Loaded({"other": self.signature, "serving_default": self.signature}, ["cpu"], 0.1, 1)
+        signatures = {"other": self.signature, "serving_default": self.signature}
+        return Loaded(signatures, ["cpu"], 0.1, 1, decoupled=self.source.path == "decoupled")
 
     async def stop(self) -> None:
         self.stopped = True
         self.ready = False
+        self.die("it was stopped")
 
     def memory_bytes(self) -> int:
         return 1
@@ -62,8 +64,16 @@ class FakeRunner(FakeExecutor):
 
     def _answer(self) -> None:
         batch = self.running[0][1]
-        array = np.concatenate([*batch.inputs[0].parts]) + self.source.version
-        self.complete(Executed(dict.fromkeys(batch.outputs, array), 1, 1, 1))
+        outputs = dict.fromkeys(batch.outputs, np.concatenate([*batch.inputs[0].parts]) + self.source.version)
+        if self.source.path == "decoupled":
+            self.respond(outputs)
+        else:
+            self.complete(Executed(outputs, 1, 1, 1))
+
+    def advance(self, slot: Slot, stop: bool) -> None:
+        """A stream has one response only; a model named `endless` waits for ever after it."""
+        if self.source.model != "endless":
+            asyncio.get_running_loop().call_soon(self.complete, Executed({}, 1, 1, 1))
 
     def fall(self, deaths: int) -> None:
         self.ready, self.up, self.deaths_in_row = False, False, deaths
@@ -452,5 +462,79 @@ def test_stop_ends_every_runner() -> None:
         await house.engine.stop()
         assert all(runner.stopped for runner in house.runners.values())
         assert not house.engine.ready()
+
+    run(test)
+
+
+def test_a_stream_is_what_any_model_has() -> None:
+    async def test() -> None:
+        house = House()
+        house.put("plain", 2)
+        house.put("talk", 3, path="decoupled")
+        await house.engine.start()
+        for model, value in (("plain", 2), ("talk", 3)):
+            replies = house.engine.stream(Request(model, {"a": np.zeros((1, 4), np.float32)}))
+            assert [float(each.outputs["sum"][0, 0]) async for each in replies] == [value]
+        assert [house.engine.version(model).settings.decoupled for model in ("plain", "talk")] == [False, True]
+        with pytest.raises(Decoupled, match="model 'talk' version 3 is decoupled"):
+            await house.ask("talk")
+        with pytest.raises(NotFound):
+            house.engine.stream(Request("zzz", {}))
+        with pytest.raises(InvalidRequest):
+            house.engine.stream(Request("talk", {"a": np.zeros((1, 4), np.int32)}))
+        assert house.engine.unrouted == {"not_found": 1}
+        (statistics,) = house.engine.statistics("talk")
+        assert (statistics.success.count, statistics.fail.count) == (1, 2)
+
+    run(test)
+
+
+def test_a_consumer_may_close_the_stream_of_a_plain_model() -> None:
+    async def test() -> None:
+        house = House()
+        house.put("m", 1)
+        await house.engine.start()
+        replies = house.engine.stream(Request("m", {"a": np.zeros((1, 4), np.float32)}))
+        replies.close()
+        assert [each async for each in replies] == []
+        assert await house.ask("m") == ("1", 1)
+
+    run(test)
+
+
+def test_stop_ends_what_streams_and_what_waits_to() -> None:
+    async def test() -> None:
+        house = House()
+        house.put("endless", 1, path="decoupled")
+        await house.engine.start()
+        request = Request("endless", {"a": np.zeros((1, 4), np.float32)})
+        runs, waits = house.engine.stream(request), house.engine.stream(request)
+        await anext(runs)
+        await house.engine.stop()
+        with pytest.raises(RunnerDied, match="mid-stream"):
+            await anext(runs)
+        with pytest.raises(NotReady, match="stopping"):
+            await anext(waits)
+
+    run(test)
+
+
+def test_unloading_waits_for_a_stream() -> None:
+    async def test() -> None:
+        house = House(explicit=True, load_models=("endless",))
+        house.put("endless", 1, path="decoupled")
+        await house.engine.start()
+        request = Request("endless", {"a": np.zeros((1, 4), np.float32)})
+        replies = house.engine.stream(request)
+        await anext(replies)
+        unloading = asyncio.create_task(house.engine.unload("endless"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        with pytest.raises(NotFound):
+            house.engine.stream(request)
+        assert not unloading.done()
+        house.runners["endless", 1].complete(Executed({}, 1, 1, 1))
+        await unloading
+        assert [each async for each in replies] == []
 
     run(test)

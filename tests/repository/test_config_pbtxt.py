@@ -56,6 +56,19 @@ def test_every_configuration_of_the_test_data_is_read_without_a_warning() -> Non
     assert warnings == []
 
 
+@pytest.mark.parametrize(
+    ("text", "decoupled"),
+    [
+        ("", None),
+        ("model_transaction_policy { }", None),
+        ("model_transaction_policy { decoupled: true }", True),
+        ("model_transaction_policy { decoupled: false }", False),
+    ],
+)
+def test_the_transaction_policy(text: str, decoupled: bool | None, tmp_path: Path) -> None:
+    assert _read(tmp_path, f'backend: "python" {text}').decoupled is decoupled
+
+
 def test_a_batch_dimension_leads_when_max_batch_size_is_above_0(tmp_path: Path) -> None:
     settings = _read(tmp_path, f"max_batch_size: 8 {_TENSORS}")
     assert settings.batching == Batching(max_batch_size=8)
@@ -273,7 +286,6 @@ def test_the_rest_of_what_is_supported(tmp_path: Path) -> None:
         ('default_model_filename: "../x"', ["'../x'"]),
         ("sequence_batching { }", ["not supported yet", "sequence_batching"]),
         ("ensemble_scheduling { }", ["not supported yet", "ensemble_scheduling"]),
-        ("model_transaction_policy { decoupled: true }", ["not supported yet", "decoupled"]),
         ('input { name: "x" reshape { shape: [ ] } }', ["not supported yet", "input.reshape"]),
         ('input { name: "x" allow_ragged_batch: true }', ["not supported yet", "allow_ragged_batch"]),
         ("batch_input { kind: BATCH_ITEM_SHAPE }", ["not supported yet", "batch_input"]),

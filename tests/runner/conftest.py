@@ -25,6 +25,7 @@ def make_runner(
     load_timeout_ms: float = 60_000,
     runtime: str = "ekiben.testing:FakeRuntime",
     on_change: Callable[[Runner], None] = lambda _: None,
+    decoupled: bool | None = None,
     **parameters: Parameter,
 ) -> Runner:
     settings = ModelSettings(
@@ -34,6 +35,7 @@ def make_runner(
         signatures={} if signature is None else {"serving_default": signature},
         execution_timeout_ms=execution_timeout_ms,
         load_timeout_ms=load_timeout_ms,
+        decoupled=decoupled,
         parameters=parameters,
     )
     return Runner(VersionSource("fake", 7, str(path), settings), settings, SYSTEM_CLOCK, on_change, cores=2)

@@ -23,6 +23,7 @@ def make_context(tmp_path: Path) -> MakeContext:
         signatures: Mapping[str, Signature] | None = None,
         batched: bool | None = None,
         parameters: Mapping[str, Parameter] | None = None,
+        decoupled: bool | None = None,
     ) -> LoadContext:
         return LoadContext(
             model="fish",
@@ -34,6 +35,7 @@ def make_context(tmp_path: Path) -> MakeContext:
             signatures=signatures or {},
             batched=batched,
             parameters=parameters or {},
+            decoupled=decoupled,
         )
 
     return make

@@ -1,5 +1,6 @@
 """What is the Python runtime's own: a user's file, its mistakes, and its neighbours."""
 
+import contextlib
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from ekiben.errors import LoadFailed
-from ekiben.runtimes.base import DEFAULT_SIGNATURE, LoadContext
+from ekiben.runtimes.base import DEFAULT_SIGNATURE, LoadContext, decoupled
 from ekiben.runtimes.python import PythonSession
 from ekiben.types import Signature, TensorSpec
 
@@ -130,6 +131,7 @@ def test_files_beside_it_may_be_imported_by_their_names(tmp_path: Path, make_con
         ("Model = 3\n", "'model.py' defines no class `Model`"),
         ("class Model: ...\n", r"has no method infer\(self, inputs\)"),
         ("class Model:\n    async def infer(self, inputs): ...\n", "must be a plain function, not async"),
+        ("class Model:\n    async def infer(self, inputs): yield\n", "must be a plain function, not async"),
     ],
 )
 def test_mistakes_in_the_file_are_told_with_their_place(
@@ -156,6 +158,7 @@ def test_another_signature_is_refused(tmp_path: Path, make_context: MakeContext)
         ("{'y': inputs['x'].astype('float64')}", ValueError, "output 'y' came as FP64, but the signature says FP32"),
         ("{'y': inputs['x'][None]}", ValueError, r"came with shape \[1, 2\], but the signature says \[-1\]"),
         ("1 / 0", ZeroDivisionError, "division by zero"),
+        ("(each for each in [inputs])", TypeError, "returned generator; say `decoupled: true` in model.yaml"),
     ],
 )
 def test_answers_that_are_wrong_fail_the_batch_only(
@@ -205,3 +208,68 @@ def test_bytes_outputs_hold_nothing_else(tmp_path: Path, make_context: MakeConte
     with pytest.raises(TypeError, match="output 'y' is BYTES, but holds int"):
         session.run(DEFAULT_SIGNATURE, {"x": np.array([b""], np.object_)}, ["y"])
     session.close()
+
+
+def test_an_infer_that_yields_makes_the_session_decoupled(tmp_path: Path, make_context: MakeContext) -> None:
+    write(
+        tmp_path,
+        """
+        class Model:
+            def infer(self, inputs):
+                self.ended = 0
+                try:
+                    for factor in (1, 2, 3):
+                        yield {"y": inputs["x"] * factor, "unasked": "no tensor"}
+                finally:
+                    self.ended += 1
+        """,
+    )
+    session = PythonSession(make_context(signatures=FLOATS))
+    assert decoupled(session) is session
+
+    assert [each["y"].tolist() for each in session.stream(DEFAULT_SIGNATURE, {"x": X}, ["y"])] == [
+        [1, 2],
+        [2, 4],
+        [3, 6],
+    ]
+    assert session._model.ended == 1
+    with contextlib.closing(session.stream(DEFAULT_SIGNATURE, {"x": X}, ["y"])) as responses:
+        next(responses)
+        assert session._model.ended == 0
+    assert session._model.ended == 1
+
+
+def test_a_response_that_is_wrong_ends_the_generator(tmp_path: Path, make_context: MakeContext) -> None:
+    write(
+        tmp_path,
+        """
+        class Model:
+            ended = False
+            def infer(self, inputs):
+                try:
+                    yield {"y": inputs["x"].astype("int32")}
+                    raise SystemExit("not reached")
+                finally:
+                    self.ended = True
+        """,
+    )
+    session = PythonSession(make_context(signatures=FLOATS))
+
+    with pytest.raises(ValueError, match="came as INT32, but the signature says FP32"):
+        list(session.stream(DEFAULT_SIGNATURE, {"x": X}, ["y"]))
+    assert session._model.ended
+
+
+def test_what_model_yaml_says_makes_a_function_decoupled(tmp_path: Path, make_context: MakeContext) -> None:
+    write(
+        tmp_path,
+        """
+        class Model:
+            def infer(self, inputs):
+                return [{"y": [1]}, {"y": [2, 3]}]
+        """,
+    )
+    assert decoupled(PythonSession(make_context(signatures=FLOATS))) is None
+    session = PythonSession(make_context(signatures=FLOATS, decoupled=True))
+    assert decoupled(session) is session
+    assert [each["y"].tolist() for each in session.stream(DEFAULT_SIGNATURE, {"x": X}, ["y"])] == [[1], [2, 3]]

@@ -27,6 +27,7 @@ def test_errors_hold_any_text() -> None:
 
 def test_metadata() -> None:
     assert json.loads(server_metadata_body("1.2"))["version"] == "1.2"
+    assert "generate" in json.loads(server_metadata_body("1.2"))["extensions"]
     assert json.loads(model_metadata_body("m", ["1", "3"], "p", _SIGNATURE)) == {
         "name": "m",
         "versions": ["1", "3"],
@@ -121,6 +122,12 @@ def test_config_without_one() -> None:
     assert "dynamic_batching" not in config
     everything = ModelSettings(version_policy="all")
     assert json.loads(model_config_body("m", "", everything, _SIGNATURE))["version_policy"] == {"all": {}}
+
+
+@pytest.mark.parametrize(("decoupled", "policy"), [(True, {"decoupled": True}), (False, None), (None, None)])
+def test_config_of_a_decoupled_version(decoupled: bool | None, policy: object) -> None:
+    config = json.loads(model_config_body("m", "", ModelSettings(decoupled=decoupled), _SIGNATURE))
+    assert config.get("model_transaction_policy") == policy
 
 
 def test_statistics() -> None:

@@ -20,6 +20,8 @@ from ekiben.wire.oip_paths import METHODS, Target, target_of
         (b"/v2/models/m/infer", Target("infer", "m")),
         (b"/v2/models/m/versions/abc/infer", Target("infer", "m", "abc")),
         (b"/v2/models/m/config", Target("model_config", "m")),
+        (b"/v2/models/m/generate", Target("generate", "m")),
+        (b"/v2/models/m/versions/7/generate_stream", Target("generate_stream", "m", "7")),
         (b"/v2/models/stats", Target("statistics")),
         (b"/v2/models/m/versions/7/stats", Target("statistics", "m", "7")),
         (b"/v2/repository/index", Target("index")),

@@ -31,7 +31,7 @@ _MODEL_CONFIG: Final = ProtoFile(
             "8 default_model_filename string; 9 cc_model_filenames map<string,string>; "
             "10 metric_tags map<string,string>; 11 dynamic_batching ModelDynamicBatching@scheduling_choice; "
             "12 optimization ModelOptimizationPolicy; 14 parameters map<string,ModelParameter>; "
-            "16 model_warmup ModelWarmup*; 17 backend string; "
+            "16 model_warmup ModelWarmup*; 17 backend string; 19 model_transaction_policy ModelTransactionPolicy; "
             "20 batch_input BatchInput*; 21 batch_output BatchOutput*; 25 runtime string"
         ),
         "ModelVersionPolicy": (
@@ -80,6 +80,7 @@ _MODEL_CONFIG: Final = ProtoFile(
         ),
         "ModelOptimizationPolicy.PinnedMemoryBuffer": "1 enable bool",
         "ModelParameter": "1 string_value string",
+        "ModelTransactionPolicy": "1 decoupled bool",
     },
     {
         "DataType": (
