@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -30,12 +31,15 @@ from ekiben.doors.grpc_health import GrpcHealth
 from ekiben.doors.grpc_port import GrpcPort
 from ekiben.doors.grpc_reflection import GrpcReflection
 from ekiben.doors.oip_grpc import OipGrpc
+from ekiben.doors.oip_grpc_shm import OipGrpcSharedMemory
 from ekiben.doors.oip_http import OipHttp
 from ekiben.doors.oip_http_generate import OipGenerate
+from ekiben.doors.oip_http_shm import OipHttpSharedMemory
 from ekiben.doors.prometheus import render
 from ekiben.doors.restricted import LockedApp, grpc_guards
 from ekiben.engine.engine import Engine, VersionView
 from ekiben.errors import InvalidSettings, Unavailable
+from ekiben.extensions.shared_memory import NO_REGIONS, Regions, SharedMemory, most_regions
 from ekiben.greeting import HttpAddress, banner, call, joined
 from ekiben.preprocess import parse
 from ekiben.remote import RemoteEngine, access_from
@@ -212,8 +216,10 @@ class EngineApp:
             strict_readiness=self._settings.strict_readiness,
             concurrent_loads=max(1, cores),
         )
-        self._oip = OipHttp(engine, self._settings, extensions=[OipGenerate(engine, self._settings).handlers])
-        services = _grpc_services(engine)
+        regions = _regions(self._settings)
+        handlers = [OipGenerate(engine, self._settings).handlers, OipHttpSharedMemory(regions).handlers]
+        self._oip = OipHttp(engine, self._settings, regions=regions, extensions=handlers)
+        services = _grpc_services(engine, regions)
         paths = [path for methods in services for path in (*methods.unary, *methods.streaming)]
         grpc = GrpcPort(services, self._settings.body_limit_bytes, grpc_guards(self._settings, paths))
         http = _http_address(self._settings, self._certified_hosts)
@@ -291,9 +297,18 @@ class _LocalEngine:
         return self._engine.version(model, version)
 
 
-def _grpc_services(engine: Engine) -> tuple[Methods, ...]:
+def _regions(settings: Settings) -> SharedMemory:
+    """What clients may do with shared memory, which both doors have in common."""
+    if not settings.allow_client_shm:
+        return NO_REGIONS
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Regions(settings.body_limit_bytes, most_regions(descriptors))
+
+
+def _grpc_services(engine: Engine, regions: SharedMemory) -> tuple[Methods, ...]:
     return (
-        OipGrpc(engine).methods,
+        OipGrpc(engine, regions).methods,
+        OipGrpcSharedMemory(regions).methods,
         GrpcHealth(engine.ready, OIP.services).methods,
         GrpcReflection([OIP, HEALTH]).methods,
     )

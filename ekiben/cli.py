@@ -105,6 +105,12 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--load-model", dest="load_models", action="append", metavar="NAME", help="load this, with explicit; repeatable"
     )
+    serve.add_argument(
+        "--allow-client-shm",
+        action="store_const",
+        const=True,
+        help="clients may pass tensors in shared memory: whoever reaches the ports then reads and writes /dev/shm",
+    )
     serve.add_argument("--workers", type=int, help="server processes (1)")
     serve.add_argument("--tls-cert", metavar="FILE", help="certificate of both ports, with those that lead to its CA")
     serve.add_argument("--tls-key", metavar="FILE", help="its private key")

@@ -3,7 +3,8 @@
 EkibenError
 ├── InvalidRequest         the caller's mistake: names, dtypes, shapes, bytes, parameters
 │   └── TooLarge           over a limit that a setting names
-├── NotFound               no such model, version, label or signature
+├── NotFound               no such model, version, label, signature or shared-memory region
+├── AlreadyExists          a name that is taken
 ├── Unavailable            could work later
 │   ├── NotReady           known, but no version is loaded yet (or it is draining)
 │   ├── QueueFull          the version's queue is at its bound
@@ -16,6 +17,7 @@ EkibenError
 ├── Cancelled              the caller went away
 ├── InferenceFailed        the model raised for this very request
 │   └── ExecutionTimeout   the model ran longer than its limit; its runner was ended
+├── CannotOpen             a client's shared-memory object cannot be opened
 └── LoadFailed             a version could not be loaded
     └── InvalidSettings    a setting or a model's configuration is wrong
 
@@ -27,7 +29,9 @@ from enum import StrEnum
 from typing import ClassVar
 
 __all__ = [
+    "AlreadyExists",
     "Cancelled",
+    "CannotOpen",
     "Code",
     "DeadlineExceeded",
     "Decoupled",
@@ -54,6 +58,7 @@ class Code(StrEnum):
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
     UNAVAILABLE = "UNAVAILABLE"
     RESTRICTED = "RESTRICTED"
     UNSUPPORTED = "UNSUPPORTED"
@@ -89,10 +94,17 @@ class TooLarge(InvalidRequest):
 
 
 class NotFound(EkibenError):
-    """No such model, version, label or signature."""
+    """No such model, version, label, signature or shared-memory region."""
 
     code = Code.NOT_FOUND
     reason = "not_found"
+
+
+class AlreadyExists(EkibenError):
+    """The name is taken; what has it must be removed first."""
+
+    code = Code.ALREADY_EXISTS
+    reason = "already_exists"
 
 
 class Unavailable(EkibenError):
@@ -172,6 +184,12 @@ class ExecutionTimeout(InferenceFailed):
     """The model ran this request longer than `execution_timeout_ms`; its runner was ended and replaced."""
 
     reason = "execution_timeout"
+
+
+class CannotOpen(EkibenError):
+    """A shared-memory object that a client names cannot be opened; an internal error, as Triton has it."""
+
+    reason = "cannot_open"
 
 
 class LoadFailed(EkibenError):

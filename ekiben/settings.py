@@ -83,6 +83,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Ready only while every wanted model can answer; else as soon as each has loaded or failed for good."""
     log_format: str = "text"
     access_log: bool = False
+    allow_client_shm: bool = False
+    """Clients may register shared memory, and so have this process read and write it."""
     body_limit_bytes: int = 128 * _MIB
     """A request body as it is sent."""
     decompressed_limit_bytes: int = 128 * _MIB

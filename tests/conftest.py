@@ -13,6 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 ROOT = Path(__file__).parents[1]
 READY_SECONDS = 240
@@ -153,3 +157,12 @@ def golden(serve: Serve, testdata: Path) -> Server:
     names = sorted(path.name for path in models.iterdir() if path.name != "unloaded")
     loads = [option for name in names for option in ("--load-model", name)]
     return serve("--repository", str(models), "--model-control", "explicit", *loads)
+
+
+@pytest.fixture(scope="session")
+def golden_shm(serve: Serve, testdata: Path) -> Server:
+    """Some of them on a server that takes shared memory from its clients."""
+    names = ("identity_bool", "identity_bytes", "identity_fp16", "identity_fp32", "simple")
+    loads = [option for name in names for option in ("--load-model", name)]
+    models = str(testdata / "golden_triton" / "models")
+    return serve("--repository", models, "--model-control", "explicit", "--allow-client-shm", *loads)

@@ -16,6 +16,7 @@ from ekiben.doors.grpc_calls import Call, Methods, Unary
 from ekiben.doors.oip_grpc_infer import Inference
 from ekiben.engine.engine import Engine, VersionView
 from ekiben.errors import InvalidRequest, NotFound, NotReady, Unsupported
+from ekiben.extensions.shared_memory import NO_REGIONS, SharedMemory
 from ekiben.types import Instances, ModelSettings
 from ekiben.wire.oip_documents import (
     index_body,
@@ -30,12 +31,6 @@ from ekiben.wire.protos.oip import OIP
 __all__ = ["OipGrpc"]
 
 _LATER: Final = (
-    "SystemSharedMemoryStatus",
-    "SystemSharedMemoryRegister",
-    "SystemSharedMemoryUnregister",
-    "CudaSharedMemoryStatus",
-    "CudaSharedMemoryRegister",
-    "CudaSharedMemoryUnregister",
     "TraceSetting",
     "LogSettings",
 )
@@ -52,10 +47,10 @@ _USUAL_FILES: Final = {
 class OipGrpc:
     """Built once per engine; its methods are called on the engine's loop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, regions: SharedMemory = NO_REGIONS) -> None:
         self._engine = engine
-        self._metadata = _message("ServerMetadataResponse", server_metadata_body(__version__))
-        inference = Inference(engine)
+        self._metadata = _message("ServerMetadataResponse", server_metadata_body(__version__, regions.extensions))
+        inference = Inference(engine, regions)
         unary: dict[str, Unary] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -156,7 +151,7 @@ def _as_loaded(view: VersionView) -> ModelSettings:
 
 
 def _not_here(_data: memoryview, _call: Call) -> NoReturn:
-    raise Unsupported("this server does not have the trace, logging and shared-memory extensions")
+    raise Unsupported("this server does not have the trace and logging extensions")
 
 
 def _model_to_change(request: Any) -> tuple[str, bytes]:

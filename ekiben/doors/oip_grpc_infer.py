@@ -11,8 +11,10 @@ from functools import partial
 from typing import Any, Final, final
 
 from ekiben.doors import grpc_calls
+from ekiben.doors.shared_memory import SharedInfer
 from ekiben.engine.engine import Engine
 from ekiben.errors import Decoupled, EkibenError, InvalidRequest, Unsupported
+from ekiben.extensions.shared_memory import SharedMemory
 from ekiben.types import Response
 from ekiben.wire.oip_json import Classes, InferCall
 from ekiben.wire.oip_proto import InferCodec, InvalidInput, encode_stream_error, request_id
@@ -58,9 +60,10 @@ class Pending(grpc_calls.Pending):
 class Inference:
     """Built once per engine; used on its loop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, regions: SharedMemory) -> None:
         self._engine = engine
         self._codec = InferCodec()
+        self._shared = SharedInfer(engine, regions)
 
     def unary(self, data: memoryview, call: grpc_calls.Call) -> Pending | asyncio.Task[bytes]:
         """ModelInfer."""
@@ -137,6 +140,8 @@ class Inference:
             # Before the wait: the version may be unloading by the time that its answer is there.
             view = self._engine.version(call.request.model, call.request.version)
             classes = Classes(view.labels, bool(view.settings.batching.max_batch_size))
+        if call.shared is not None:
+            return Pending(self._codec, call, classes, asyncio.create_task(self._shared(call)))
         return Pending(self._codec, call, classes, self._engine.infer(call.request))
 
     def _at_fault(self, error: InvalidInput) -> InvalidRequest:

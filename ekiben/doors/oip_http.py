@@ -37,6 +37,7 @@ from ekiben.doors.http_calls import (
     whole_body,
 )
 from ekiben.doors.restricted import http_locks, locked
+from ekiben.doors.shared_memory import SharedInfer
 from ekiben.doors.status import http_status
 from ekiben.engine.engine import Engine
 from ekiben.errors import (
@@ -51,6 +52,7 @@ from ekiben.errors import (
     TooLarge,
     Unsupported,
 )
+from ekiben.extensions.shared_memory import NO_REGIONS, SharedMemory
 from ekiben.settings import Settings
 from ekiben.wire.compression import ENCODINGS, chosen_encoding, compressed, decompressed
 from ekiben.wire.oip_documents import (
@@ -112,9 +114,10 @@ class OipHttp:
         engine: Engine,
         settings: Settings,
         clock: Clock = SYSTEM_CLOCK,
+        regions: SharedMemory = NO_REGIONS,
         extensions: Sequence[Mapping[str, Handler]] = (),
     ) -> None:
-        """`extensions` are handlers of further verbs (wire.oip_paths), each from a file of its own."""
+        """`regions`: where tensors may stand. `extensions`: handlers of further verbs, each from a file of its own."""
         self._engine = engine
         self._access_log = settings.access_log
         self._clock = clock
@@ -128,7 +131,8 @@ class OipHttp:
         self._routes: dict[bytes, Route] = {}
         self._id_prefix = secrets.token_hex(6)
         self._id_numbers = itertools.count(1)
-        self._metadata = server_metadata_body(__version__)
+        self._shared = SharedInfer(engine, regions)
+        self._metadata = server_metadata_body(__version__, regions.extensions)
         self._handlers: dict[str, Handler] = {
             "infer": self._infer,
             "server_metadata": self._server_metadata,
@@ -207,7 +211,7 @@ class OipHttp:
         target = target_of(raw_path.removeprefix(root))
         if target is None:
             raise NotFound("Not Found")
-        route = (target, METHODS[target.verb], self._handlers[target.verb])
+        route = (target, METHODS[target.verb], self._handlers.get(target.verb, self._missing_extension))
         if len(raw_path) <= _KEPT_PATH_BYTES:
             if len(self._routes) >= _KEPT_ROUTES:
                 self._routes.clear()
@@ -277,7 +281,7 @@ class OipHttp:
             view = self._engine.version(request.model, request.version)
             classes = Classes(view.labels, bool(view.settings.batching.max_batch_size))
         try:
-            response = await self._engine.infer(request)
+            response = await (self._engine.infer(request) if call.shared is None else self._shared(call))
         except Cancelled:
             if not alive():
                 raise Gone from None
@@ -385,4 +389,4 @@ class OipHttp:
         return Answer(200, b"")
 
     async def _missing_extension(self, _target: Target, _receive: Receive, _fields: Fields) -> Answer:
-        raise Unsupported("this server does not have the trace, logging and shared-memory extensions")
+        raise Unsupported("this server does not have the trace and logging extensions")

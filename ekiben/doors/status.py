@@ -11,6 +11,7 @@ __all__ = ["GRPC", "HTTP", "grpc_status", "http_status"]
 HTTP: Final[Mapping[Code, int]] = {
     Code.INVALID_ARGUMENT: 400,
     Code.NOT_FOUND: 404,
+    Code.ALREADY_EXISTS: 400,
     Code.UNAVAILABLE: 503,
     Code.RESTRICTED: 403,
     Code.UNSUPPORTED: 501,
@@ -23,6 +24,7 @@ HTTP: Final[Mapping[Code, int]] = {
 GRPC: Final[Mapping[Code, Status]] = {
     Code.INVALID_ARGUMENT: Status.INVALID_ARGUMENT,
     Code.NOT_FOUND: Status.NOT_FOUND,
+    Code.ALREADY_EXISTS: Status.ALREADY_EXISTS,
     Code.UNAVAILABLE: Status.UNAVAILABLE,
     Code.RESTRICTED: Status.UNAVAILABLE,
     Code.UNSUPPORTED: Status.UNIMPLEMENTED,

@@ -55,13 +55,15 @@ def bytes_array(elements: Sequence[bytes]) -> Tensor:
 
 
 def tensor_from_binary(
-    model: str, name: str, datatype: str, shape: Sequence[int], body: bytes, offset: int, size: int
+    model: str, name: str, datatype: str, shape: Sequence[int], body: bytes | memoryview, offset: int, size: int
 ) -> Tensor:
     """The tensor in `body[offset:offset + size]`: a view of it, but for BYTES. Raises InvalidRequest."""
     count = math.prod(shape)  # in Python's integers: exact at any size, and nothing is allocated
     if datatype == "BYTES":
         check_text(name, count)
-        return shaped(name, bytes_array(_bytes_elements(model, name, count, body[offset : offset + size])), shape)
+        return shaped(
+            name, bytes_array(_bytes_elements(model, name, count, bytes(body[offset : offset + size]))), shape
+        )
     dtype = DATATYPES[datatype]
     if count * dtype.itemsize != size:
         raise InvalidRequest(

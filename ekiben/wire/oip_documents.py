@@ -31,7 +31,7 @@ EXTENSIONS: Final = (
     "statistics",
     "generate",
 )
-"""Names of the extensions that the HTTP door has."""
+"""Names of the extensions that are always there."""
 
 _NEVER: Final = {"count": 0, "ns": 0}
 _USUAL: Final = Batching()
@@ -44,9 +44,9 @@ def error_body(message: str) -> bytes:
     return orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
 
 
-def server_metadata_body(version: str) -> bytes:
-    """What `GET /v2` answers."""
-    return orjson.dumps({"name": "ekiben", "version": version, "extensions": EXTENSIONS})
+def server_metadata_body(version: str, more: Sequence[str] = ()) -> bytes:
+    """What `GET /v2` answers; `more` extensions than those that are always there."""
+    return orjson.dumps({"name": "ekiben", "version": version, "extensions": (*EXTENSIONS, *more)})
 
 
 def model_metadata_body(name: str, versions: Sequence[str], platform: str, signature: Signature) -> bytes:

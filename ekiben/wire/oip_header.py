@@ -11,11 +11,21 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, final
 import msgspec
 import simdjson
 
-from ekiben.errors import InvalidRequest, Unsupported
+from ekiben.errors import InvalidRequest
 from ekiben.wire.json_tensor import FLOAT32_BOUND
 from ekiben.wire.json_text import JsonParser, Malformed, Repaired, check_depth, repaired
 
-__all__ = ["NO_DATA", "Document", "FloatDocument", "FloatInput", "GivenInput", "GivenOutput", "HeaderReader"]
+__all__ = [
+    "NO_DATA",
+    "Document",
+    "FloatDocument",
+    "FloatInput",
+    "GivenInput",
+    "GivenOutput",
+    "HeaderReader",
+    "InputParameters",
+    "OutputParameters",
+]
 
 _SMALL_BYTES: Final = 8 << 10
 """Where parsing once with simdjson starts to cost less than msgspec's scan and a second parse of the data."""
@@ -36,6 +46,8 @@ class InputParameters(msgspec.Struct, gc=False):
 
     binary_data_size: Size | None = None
     shared_memory_region: str | None = None
+    shared_memory_offset: Size | None = None
+    shared_memory_byte_size: Size | None = None
 
 
 class GivenInput(msgspec.Struct, gc=False):
@@ -49,7 +61,10 @@ class GivenInput(msgspec.Struct, gc=False):
     """Text; or what simdjson made of it, in a document parsed whole. NO_DATA: there is none."""
 
     def binary_size(self) -> int | None:
-        """Bytes of its blob, None for JSON data. Raises InvalidRequest unless the data are in just one place."""
+        """Bytes of its blob, None where it has none: there are `data`, or else they are in shared memory.
+
+        Raises InvalidRequest unless the data are in just one place.
+        """
         has_data = self.data is not NO_DATA
         size = region = None
         if self.parameters is not None:
@@ -63,8 +78,6 @@ class GivenInput(msgspec.Struct, gc=False):
                 "'shared_memory_region' in 'parameters'. "
                 f"But {'set ' + ' '.join(given) if given else 'no field is set'} for input '{self.name}'"
             )
-        if region is not None:
-            raise Unsupported(f"input '{self.name}': this server has no shared-memory extension (region '{region}')")
         return size
 
 
@@ -74,6 +87,8 @@ class OutputParameters(msgspec.Struct, gc=False):
     binary_data: bool | None = None
     classification: Size = 0
     shared_memory_region: str | None = None
+    shared_memory_offset: Size | None = None
+    shared_memory_byte_size: Size | None = None
 
 
 class GivenOutput(msgspec.Struct, gc=False):

@@ -12,13 +12,23 @@ import msgspec
 import orjson
 import simdjson
 
-from ekiben.errors import InvalidRequest, Unsupported
+from ekiben.errors import InvalidRequest
 from ekiben.types import DATATYPES, Parameter, Request, Response, Signature, Tensor, datatype_of
 from ekiben.wire.binary_tensor import binary_from_tensor, bytes_array, shaped, tensor_from_binary
 from ekiben.wire.classification import classified
 from ekiben.wire.json_tensor import float_tensor, json_data, tensor_from_json, with_non_finite
 from ekiben.wire.json_text import JsonParser, Malformed, Repaired, repaired
-from ekiben.wire.oip_header import NO_DATA, Document, FloatDocument, GivenOutput, HeaderReader
+from ekiben.wire.oip_header import (
+    NO_DATA,
+    Document,
+    FloatDocument,
+    GivenInput,
+    GivenOutput,
+    HeaderReader,
+    InputParameters,
+    OutputParameters,
+)
+from ekiben.wire.shared_memory import SharedInput, SharedPlace, check_alone, check_new, shared_place
 
 __all__ = [
     "Classes",
@@ -38,6 +48,8 @@ class OutputWish(msgspec.Struct, frozen=True, gc=False):
     binary: bool
     classes: int = 0
     """Best classes instead of the scores; 0: the scores."""
+    place: SharedPlace | None = None
+    """Where the caller wants it in shared memory: the door writes it there, and the reply says so instead."""
 
 
 class InferCall(msgspec.Struct, gc=False):
@@ -49,6 +61,8 @@ class InferCall(msgspec.Struct, gc=False):
     wishes: Mapping[str, OutputWish] | None = None
     classifies: bool = False
     """Some output is wanted as classes: `encode_reply` needs Classes."""
+    shared: Mapping[str, SharedInput] | None = None
+    """Inputs in shared memory: the door has to read them into the request. None: no tensor, in or out, is there."""
 
 
 class Classes(msgspec.Struct, frozen=True):
@@ -93,7 +107,8 @@ class InferDecoder:
     def decode(self, model: str, version: str, body: bytes, json_length: int = -1) -> InferCall:
         """A request in JSON; `json_length` is that of its JSON part, -1 when all of the body is JSON.
 
-        Inputs in binary are views of `body`. Raises InvalidRequest, or Unsupported for shared memory.
+        Inputs in binary are views of `body`; those in shared memory are missing from the request. Raises
+        InvalidRequest.
         """
         floats = self._headers.read_floats(body) if json_length < 0 else None
         if floats is not None:
@@ -110,6 +125,7 @@ class InferDecoder:
         document, mended = self._headers.read(body if whole else body[:json_length])
         offset = len(body) if whole else json_length
         inputs: dict[str, Tensor] = {}
+        shared: dict[str, SharedInput] | None = None
         for given in document.inputs:
             name = given.name
             if name in inputs:
@@ -118,7 +134,10 @@ class InferDecoder:
                 raise InvalidRequest(f"invalid datatype for input {name}: '{given.datatype[:40]}'")
             size = None if given.parameters is None and given.data is not NO_DATA else given.binary_size()
             if size is None:
-                inputs[name] = self._tensor(name, given.datatype, given.shape, given.data, mended)
+                if given.data is NO_DATA and given.parameters is not None:
+                    shared = _with_shared(shared, given, given.parameters)
+                else:
+                    inputs[name] = self._tensor(name, given.datatype, given.shape, given.data, mended)
                 continue
             if json_length < 0:
                 raise InvalidRequest(
@@ -134,7 +153,11 @@ class InferDecoder:
             offset += size
         if offset != len(body):
             raise InvalidRequest(f"unexpected additional input data for model '{model}'")
-        return _call(model, version, inputs, document)
+        call = _call(model, version, inputs, document)
+        if shared is not None:
+            check_new(shared, inputs)
+            call.shared = shared
+        return call
 
     def decode_raw(self, model: str, version: str, body: bytes, signature: Signature, batched: bool) -> InferCall:
         """A raw binary request: the body is the only input's one tensor, and every output is wanted in binary."""
@@ -245,13 +268,33 @@ def _take_outputs(call: InferCall, outputs: Sequence[GivenOutput]) -> None:
         wish = plain
         if given.parameters is not None:
             if given.parameters.shared_memory_region is not None:
-                raise Unsupported(f"output '{given.name}': this server has no shared-memory extension")
-            binary = given.parameters.binary_data
-            wish = OutputWish(call.binary if binary is None else binary, given.parameters.classification)
-            call.classifies |= wish.classes > 0
+                wish = OutputWish(True, place=_place(given.name, given.parameters))
+                check_alone(given.name, given.parameters.classification)
+                call.shared = {}
+            else:
+                binary = given.parameters.binary_data
+                wish = OutputWish(call.binary if binary is None else binary, given.parameters.classification)
+                call.classifies |= wish.classes > 0
         wishes.setdefault(given.name, wish)
     call.wishes = wishes
     call.request.outputs = tuple(wishes)
+
+
+def _with_shared(
+    shared: dict[str, SharedInput] | None, given: GivenInput, parameters: InputParameters
+) -> dict[str, SharedInput]:
+    """These inputs in shared memory, and one more."""
+    one = {given.name: SharedInput(given.datatype, given.shape, _place(given.name, parameters))}
+    if shared is None:
+        return one
+    check_new(one, shared)
+    shared |= one
+    return shared
+
+
+def _place(tensor: str, given: InputParameters | OutputParameters) -> SharedPlace:
+    region = given.shared_memory_region or ""
+    return shared_place(tensor, region, given.shared_memory_offset, given.shared_memory_byte_size)
 
 
 _NATIVE: Final = {dtype.num: name for name, dtype in DATATYPES.items()}
@@ -278,9 +321,12 @@ def encode_reply(call: InferCall, response: Response, classes: Classes | None = 
             datatype = "BYTES"
         entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": tensor.shape}
         if wish.binary:
-            blob = binary_from_tensor(tensor)
-            blobs.append(blob)
-            entry["parameters"] = {"binary_data_size": len(blob)}
+            if wish.place is not None:
+                entry["parameters"] = wish.place.parameters()
+            else:
+                blob = binary_from_tensor(tensor)
+                blobs.append(blob)
+                entry["parameters"] = {"binary_data_size": len(blob)}
         else:
             entry["data"] = json_data(response.model, name, datatype, tensor)
         outputs.append(entry)

@@ -22,6 +22,12 @@ METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "index": ("POST",),
     "load": ("POST",),
     "unload": ("POST",),
+    "shared_memory_status": ("GET",),
+    "shared_memory_register": ("POST",),
+    "shared_memory_unregister": ("POST",),
+    "cuda_shared_memory_status": ("GET",),
+    "cuda_shared_memory_register": ("POST",),
+    "cuda_shared_memory_unregister": ("POST",),
     "missing_extension": ("GET", "POST"),
 }
 """Verb → the HTTP methods that it takes."""
@@ -37,11 +43,15 @@ _MODEL_VERBS: Final = {
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What a path asks for. `model` '' is the server or all models, `version` '' the model's own choice."""
+    """What a path asks for.
+
+    `model` '' is the server or all models, `version` '' the model's own choice, `region` '' all regions.
+    """
 
     verb: str
     model: str = ""
     version: str = ""
+    region: str = ""
 
 
 def target_of(raw_path: bytes) -> Target | None:
@@ -67,8 +77,8 @@ def target_of(raw_path: bytes) -> Target | None:
             return Target(verb, model)
         case ["v2", "logging"] | ["v2", "trace", "setting"]:
             return Target("missing_extension")
-        case ["v2", "systemsharedmemory" | "cudasharedmemory", *_, "status" | "register" | "unregister"]:
-            return Target("missing_extension")
+        case ["v2", "systemsharedmemory" | "cudasharedmemory" as kind, *rest]:
+            return _region_target("" if kind == "systemsharedmemory" else "cuda_", rest)
     return None
 
 
@@ -86,4 +96,13 @@ def _model_target(model: str, rest: list[str]) -> Target | None:
             return Target(_MODEL_VERBS[verb], model, version)
         case ["trace", "setting"]:
             return Target("missing_extension", model)
+    return None
+
+
+def _region_target(kind: str, rest: list[str]) -> Target | None:
+    match rest:
+        case ["status" | "unregister" as verb]:
+            return Target(f"{kind}shared_memory_{verb}")
+        case ["region", region, "status" | "register" | "unregister" as verb] if region:
+            return Target(f"{kind}shared_memory_{verb}", region=region)
     return None

@@ -10,18 +10,19 @@ the generated classes, and the tensors are views of the message. Messages of any
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias, final
 
 import msgspec
 import numpy as np
 
-from ekiben.errors import InvalidRequest, Unsupported
+from ekiben.errors import InvalidRequest
 from ekiben.types import DATATYPES, Parameter, Request, Response, Tensor, datatype_of
 from ekiben.wire.binary_tensor import binary_from_tensor, shaped, tensor_from_binary
 from ekiben.wire.classification import classified
 from ekiben.wire.oip_json import Classes, InferCall, OutputWish
 from ekiben.wire.protos.oip import OIP
+from ekiben.wire.shared_memory import SharedInput, SharedPlace, check_alone, shared_place_of
 from ekiben.wire.typed_contents import tensor_from_contents
 
 __all__ = ["InferCodec", "InvalidInput", "encode_kserve_change", "encode_stream_error", "request_id"]
@@ -43,6 +44,7 @@ _KEPT: Final = 512
 _KEPT_BYTES: Final = 4096
 _COPIED_BYTES: Final = 4096
 """Up to here a copy of a tensor costs less than a view of it."""
+_NOTHING: Final = np.empty(0, np.uint8)
 _FINAL: Final = b'"\x1b\n\x15triton_final_response\x12\x02\x08\x01'
 """parameters {"triton_final_response": {bool_param: true}}, which Triton puts into each answer on a stream."""
 
@@ -77,6 +79,7 @@ class _Plan(msgspec.Struct, frozen=True):
     model: str
     version: str
     inputs: tuple[_Input, ...]
+    """Those with a raw tensor, or all where they came as contents."""
     outputs: tuple[str, ...]
     wishes: dict[str, OutputWish] | None
     classifies: bool
@@ -86,6 +89,8 @@ class _Plan(msgspec.Struct, frozen=True):
     timeout_us: int
     typed: dict[str, Tensor] | None
     """The inputs themselves where they came as contents."""
+    shared: dict[str, SharedInput] | None
+    """As InferCall has it."""
 
 
 @final
@@ -97,7 +102,7 @@ class InferCodec:
         self._heads: dict[tuple[object, ...], bytes] = {}
 
     def decode_infer(self, data: Buffer) -> InferCall:
-        """Raw tensors are views of `data`, but for BYTES. Raises InvalidRequest, or Unsupported for shared memory."""
+        """Raw tensors are views of `data`, but for BYTES; those in shared memory are missing. Raises InvalidRequest."""
         end = len(data)
         if end <= _KEPT_BYTES and type(data) is not bytes:
             data = bytes(data)
@@ -172,17 +177,17 @@ class InferCodec:
         outputs = response.outputs
         if call.classifies and classes is not None:
             outputs = _classified(call, response, classes)
-        key: list[object] = [response.model, response.version]
-        for name, tensor in outputs.items():
-            key += (name, tensor.dtype.num, tensor.shape)
-        kept = tuple(key)
-        head = self._heads.get(kept)
-        if head is None:
-            head = _response_head(response, outputs)
-            if len(self._heads) >= _KEPT:
-                self._heads.clear()
-            if len(head) <= _KEPT_BYTES:
-                self._heads[kept] = head
+        if call.shared is not None:
+            places = {name: wish.place for name, wish in (call.wishes or {}).items() if wish.place is not None}
+            head = _response_head(response, outputs, places)
+            # Clients find a raw tensor by counting outputs: what was written elsewhere has an empty one here.
+            outputs = {name: _NOTHING if name in places else tensor for name, tensor in outputs.items()}
+        else:
+            key: list[object] = [response.model, response.version]
+            for name, tensor in outputs.items():
+                key += (name, tensor.dtype.num, tensor.shape)
+            kept = tuple(key)
+            head = self._heads.get(kept) or self._keep_head(kept, response, outputs)
         pieces: Pieces = [head]
         if call.request.id:
             pieces.append(_text(b"\x1a", call.request.id))
@@ -194,6 +199,14 @@ class InferCodec:
                 blob = binary_from_tensor(tensor)
             pieces += (b"2" + _varint(len(blob)), blob)
         return pieces
+
+    def _keep_head(self, key: tuple[object, ...], response: Response, outputs: dict[str, Tensor]) -> bytes:
+        head = _response_head(response, outputs)
+        if len(self._heads) >= _KEPT:
+            self._heads.clear()
+        if len(head) <= _KEPT_BYTES:
+            self._heads[key] = head
+        return head
 
     def encode_stream(self, call: InferCall, response: Response, classes: Classes | None = None) -> bytes:
         """A ModelStreamInferResponse with the answer to one request, which is its only one."""
@@ -255,7 +268,7 @@ def _call(plan: _Plan, identity: str, data: Buffer, tensors: Sequence[tuple[int,
         request.parameters = plan.parameters.copy()
         request.priority = plan.priority
         request.timeout_us = plan.timeout_us
-    return InferCall(request, True, plan.wishes, plan.classifies)
+    return InferCall(request, True, plan.wishes, plan.classifies, plan.shared)
 
 
 def _count_error(plan: _Plan, found: int) -> InvalidRequest:
@@ -287,14 +300,22 @@ def _plan(message: Any, raw: bool) -> _Plan:
         raise InvalidRequest(f"the request for model '{model}' has {len(message.inputs)} inputs, over {_MOST_INPUTS}")
     inputs: dict[str, _Input] = {}
     typed: dict[str, Tensor] | None = None
+    shared: dict[str, SharedInput] = {}
     for tensor in message.inputs:
         name: str = tensor.name
-        if name in inputs:
+        if name in inputs or name in shared:
             raise InvalidRequest(f"input '{name}' already exists in request")
-        if tensor.parameters and "shared_memory_region" in tensor.parameters:
-            region = tensor.parameters["shared_memory_region"].string_param
-            raise Unsupported(f"input '{name}': this server has no shared-memory extension (region '{region}')")
         contents = tensor.HasField("contents")
+        place = shared_place_of(name, tensor.parameters) if tensor.parameters else None
+        if place is not None:
+            if contents:
+                raise InvalidRequest(
+                    f"unexpected 'content' provided when using shared memory for input tensor '{name}' "
+                    f"for model '{model}'"
+                )
+            given = _input(model, version, tensor)
+            shared[name] = SharedInput(given.datatype, given.shape, place)
+            continue
         if contents and raw:
             raise InvalidRequest(
                 f"contents field must not be specified when using raw_input_contents for '{name}' for model '{model}'"
@@ -321,6 +342,7 @@ def _plan(message: Any, raw: bool) -> _Plan:
         int(parameters.get("priority", 0)),
         int(parameters.get("timeout", 0)),
         typed,
+        shared if shared or any(wish.place is not None for wish in wishes.values()) else None,
     )
 
 
@@ -395,10 +417,13 @@ def _wishes(outputs: Any) -> dict[str, OutputWish]:
     for output in outputs:
         wish = _ALL
         if output.parameters:
-            if "shared_memory_region" in output.parameters:
-                raise Unsupported(f"output '{output.name}': this server has no shared-memory extension")
+            classes = 0
             if "classification" in output.parameters:
-                wish = OutputWish(True, _classes(output.name, output.parameters["classification"]))
+                classes = _classes(output.name, output.parameters["classification"])
+            place = shared_place_of(output.name, output.parameters)
+            if place is not None:
+                check_alone(output.name, classes)
+            wish = OutputWish(True, classes, place)
         wishes.setdefault(output.name, wish)
     return wishes
 
@@ -432,11 +457,15 @@ def _classified(call: InferCall, response: Response, classes: Classes) -> dict[s
     return outputs
 
 
-def _response_head(response: Response, outputs: dict[str, Tensor]) -> bytes:
-    """A ModelInferResponse's model_name, model_version and outputs."""
+def _response_head(
+    response: Response, outputs: dict[str, Tensor], places: Mapping[str, SharedPlace] | None = None
+) -> bytes:
+    """A ModelInferResponse's model_name, model_version and outputs, some of which may be in shared memory."""
     message = OIP.message("ModelInferResponse")(model_name=response.model, model_version=response.version)
     for name, tensor in outputs.items():
-        message.outputs.add(name=name, datatype=datatype_of(tensor), shape=tensor.shape)
+        output = message.outputs.add(name=name, datatype=datatype_of(tensor), shape=tensor.shape)
+        if places and name in places:
+            places[name].tell(output)
     return bytes(message.SerializeToString())
 
 

@@ -14,7 +14,9 @@ from google.protobuf import json_format
 
 from ekiben.clock import SYSTEM_CLOCK
 from ekiben.doors.oip_grpc import OipGrpc
+from ekiben.doors.oip_grpc_shm import OipGrpcSharedMemory
 from ekiben.engine.engine import Engine
+from ekiben.extensions.shared_memory import NO_REGIONS, Regions, SharedMemory
 from ekiben.repository.layout import open_repositories
 from ekiben.runner.supervisor import Runner
 from ekiben.types import VersionSource
@@ -42,7 +44,22 @@ def test_golden_grpc(testdata: Path, tmp_path: Path) -> None:
         pytest.fail("\n".join(faults))
 
 
-async def _replay(models: Path, names: list[str], state: Path, cases: list[dict[str, Any]]) -> list[str]:
+def test_golden_grpc_with_shared_memory(testdata: Path, tmp_path: Path) -> None:
+    """Where the extension is on its replies are Triton's, to the letter."""
+    golden = testdata / "golden_triton"
+    cases = [json.loads(line) for line in (golden / "grpc.jsonl").read_text().splitlines()]
+    cases = [case for case in cases if case["want"]["rule"] == "shared-memory"]
+    assert len(cases) == 4
+    for case in cases:
+        case["want"]["rule"] = "to the letter"
+    faults = asyncio.run(_replay(golden / "models", ["identity_fp32"], tmp_path, cases, Regions(1 << 20)))
+    if faults:
+        pytest.fail("\n".join(faults))
+
+
+async def _replay(
+    models: Path, names: list[str], state: Path, cases: list[dict[str, Any]], regions: SharedMemory = NO_REGIONS
+) -> list[str]:
     reader = open_repositories([str(models)], home=state, state_directory=state)
 
     def make_runner(source: VersionSource, changed: Callable[[], None]) -> Runner:
@@ -52,7 +69,8 @@ async def _replay(models: Path, names: list[str], state: Path, cases: list[dict[
     await engine.start()
     faults: list[str] = []
     try:
-        async with serving(OipGrpc(engine).methods) as address, grpc.aio.insecure_channel(address, OPTIONS) as channel:
+        doors = OipGrpc(engine, regions).methods, OipGrpcSharedMemory(regions).methods
+        async with serving(*doors) as address, grpc.aio.insecure_channel(address, OPTIONS) as channel:
             for case in cases:
                 reply = await _exchange(channel, case)
                 triton = case["reply"]
@@ -80,6 +98,8 @@ def _judge(case: dict[str, Any], golden: _Reply, ours: _Reply) -> str:
     match case["want"]["rule"]:
         case "exact":
             return _exact(case, golden, ours)
+        case "to the letter":
+            return "" if ours == golden else f"{golden} expected"
         case "error":
             return _error(golden, ours)
         case "shape":
@@ -87,7 +107,10 @@ def _judge(case: dict[str, Any], golden: _Reply, ours: _Reply) -> str:
         case "better":
             fine = ours.code in ("INVALID_ARGUMENT", "NOT_FOUND") and len(ours.details) > 10
             return "" if fine else f"not better: {case['want']['say']}"
-        case "shared-memory" | "error-or-as-triton":
+        case "shared-memory":
+            refused = ours.code == "UNIMPLEMENTED" and "allow_client_shm" in ours.details
+            return "" if refused else "a clear refusal expected"
+        case "error-or-as-triton":
             return "" if ours.code != "OK" and len(ours.details) > 10 else _exact(case, golden, ours)
     return f"unknown rule {case['want']['rule']}"
 

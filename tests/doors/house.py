@@ -11,7 +11,9 @@ import numpy as np
 from ekiben.clock import SYSTEM_CLOCK
 from ekiben.doors.oip_http import OipHttp
 from ekiben.doors.oip_http_generate import OipGenerate
+from ekiben.doors.oip_http_shm import OipHttpSharedMemory
 from ekiben.engine.engine import Engine
+from ekiben.extensions.shared_memory import NO_REGIONS, Regions, SharedMemory
 from ekiben.runner.base import Batch, Done, Executed, Loaded, Raised, Slot
 from ekiben.settings import Settings
 from ekiben.testing import FakeExecutor
@@ -138,7 +140,9 @@ class House:
         self.runners: dict[str, NumpyRunner] = {}
         self.engine = Engine(self._scan, self.make_runner, SYSTEM_CLOCK, explicit=True, load_models=tuple(SIGNATURES))
         settings = Settings(**limits)
-        self.door = OipHttp(self.engine, settings, extensions=[OipGenerate(self.engine, settings).handlers])
+        self.regions: SharedMemory = Regions(settings.body_limit_bytes, 16) if settings.allow_client_shm else NO_REGIONS
+        handlers = [OipGenerate(self.engine, settings).handlers, OipHttpSharedMemory(self.regions).handlers]
+        self.door = OipHttp(self.engine, settings, regions=self.regions, extensions=handlers)
 
     def _scan(self) -> Catalogue:
         settings = {name: ModelSettings(runtime="python", batching=BATCHINGS.get(name, USUAL)) for name in SIGNATURES}

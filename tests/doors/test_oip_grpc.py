@@ -17,7 +17,9 @@ from tritonclient.utils import InferenceServerException
 from ekiben import __version__
 from ekiben.doors.oip_grpc import OipGrpc
 from ekiben.doors.oip_grpc_infer import Pending
+from ekiben.doors.oip_grpc_shm import OipGrpcSharedMemory
 from ekiben.errors import InvalidRequest
+from ekiben.extensions.shared_memory import NO_REGIONS
 from ekiben.runner.base import Raised
 from tests.doors.grpc_house import ENDLESS, OPTIONS, SERVICE, call, serving, stream
 from tests.doors.house import SIGNATURES, House, run, until
@@ -41,7 +43,7 @@ def with_sync_client(test: Callable[[Any], None]) -> None:
             test(client)
 
     async def outside(house: House) -> None:
-        async with serving(OipGrpc(house.engine).methods) as address:
+        async with serving(OipGrpc(house.engine).methods, OipGrpcSharedMemory(NO_REGIONS).methods) as address:
             await asyncio.to_thread(inside, address)
 
     run(outside)
@@ -414,12 +416,10 @@ def test_model() -> None:
             "requested model version is not available for model 'add'",
         ),
         ("get_trace_settings", (), "UNIMPLEMENTED", "does not have the trace"),
-        ("get_log_settings", (), "UNIMPLEMENTED", "does not have the trace, logging"),
-        ("get_system_shared_memory_status", (), "UNIMPLEMENTED", "shared-memory"),
-        ("register_system_shared_memory", ("r", "/k", 1), "UNIMPLEMENTED", "shared-memory"),
-        ("unregister_system_shared_memory", (), "UNIMPLEMENTED", "shared-memory"),
-        ("get_cuda_shared_memory_status", (), "UNIMPLEMENTED", "shared-memory"),
-        ("unregister_cuda_shared_memory", (), "UNIMPLEMENTED", "shared-memory"),
+        ("get_log_settings", (), "UNIMPLEMENTED", "does not have the trace and logging"),
+        ("get_system_shared_memory_status", (), "UNIMPLEMENTED", "--allow-client-shm"),
+        ("register_system_shared_memory", ("r", "/k", 1), "UNIMPLEMENTED", "'r'): start it with --allow-client-shm"),
+        ("unregister_system_shared_memory", (), "UNIMPLEMENTED", "--allow-client-shm"),
         ("load_model", ("nope",), "INTERNAL", "failed to load 'nope'"),
     ],
 )

@@ -10,6 +10,8 @@ _STATUS = {
     "InvalidRequest": (400, "INVALID_ARGUMENT"),
     "TooLarge": (400, "INVALID_ARGUMENT"),
     "NotFound": (404, "NOT_FOUND"),
+    "AlreadyExists": (400, "ALREADY_EXISTS"),
+    "CannotOpen": (500, "INTERNAL"),
     "Unavailable": (503, "UNAVAILABLE"),
     "NotReady": (503, "UNAVAILABLE"),
     "QueueFull": (503, "UNAVAILABLE"),

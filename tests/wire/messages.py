@@ -32,6 +32,15 @@ def typed(datatype: str, shape: list[int], **contents: Any) -> Any:
     return made
 
 
+def with_output(**parameters: Any) -> Any:
+    """A request with an output 'o' that has these parameters, each with its kind."""
+    request = message(("i", "INT8", [1], b"x"))
+    output = request.outputs.add(name="o")
+    for key, (kind, value) in parameters.items():
+        setattr(output.parameters[key], kind, value)
+    return request
+
+
 def every_way(request: Any) -> list[InferCall]:
     """As bytes and as a view, for the first and the second time, and parsed whole."""
     data = request.SerializeToString()

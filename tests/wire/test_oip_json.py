@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ekiben.errors import EkibenError, InvalidRequest, Unsupported
+from ekiben.errors import EkibenError, InvalidRequest
 from ekiben.types import DATATYPES, Request, Response, Signature, Tensor, TensorSpec, datatype_of
 from ekiben.wire.binary_tensor import bytes_array
 from ekiben.wire.oip_json import Classes, InferCall, InferDecoder, OutputWish, encode_reply, header_length
@@ -61,13 +61,6 @@ def test_blobs_stand_in_the_order_of_the_inputs() -> None:
 )
 def test_binary_mismatches(document: dict[str, Any], blobs: bytes, message: str) -> None:
     assert message in refused(document, blobs)
-
-
-def test_shared_memory_is_not_there() -> None:
-    region = {"name": "i", "datatype": "FP32", "shape": [1], "parameters": {"shared_memory_region": "r"}}
-    assert "'r'" in refused({"inputs": [region]}, kind=Unsupported)
-    outputs = [{"name": "o", "parameters": {"shared_memory_region": "r"}}]
-    assert "'o'" in refused({"inputs": [], "outputs": outputs}, kind=Unsupported)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +294,15 @@ _FIELDS = st.fixed_dictionaries(
         "datatype": st.sampled_from([*DATATYPES, "FLOAT"]) | _JSON,
         "shape": st.lists(st.integers(0, 3), max_size=3) | _JSON,
         "data": st.lists(st.integers() | st.floats() | st.text(max_size=3) | st.booleans(), max_size=6) | _JSON,
-        "parameters": st.fixed_dictionaries({}, optional={"binary_data_size": st.integers() | _JSON}) | _JSON,
+        "parameters": st.fixed_dictionaries(
+            {},
+            optional={
+                "binary_data_size": st.integers() | _JSON,
+                "shared_memory_region": st.just("r") | _JSON,
+                "shared_memory_byte_size": st.integers(),
+            },
+        )
+        | _JSON,
     },
 )
 
@@ -324,9 +325,8 @@ def test_any_document_is_judged_alike_both_ways(document: dict[str, Any], blobs:
         text = json.dumps({"z": padding, **document}).encode()
         try:
             call = InferDecoder().decode("m", "", text + blobs, len(text) if blobs else -1)
-            outcomes.append(
-                str({name: (tensor.dtype, tensor.tolist()) for name, tensor in call.request.inputs.items()})
-            )
+            inputs = {name: (tensor.dtype, tensor.tolist()) for name, tensor in call.request.inputs.items()}
+            outcomes.append(f"{inputs} {call.shared}")
         except EkibenError as error:
             outcomes.append(type(error).code)
     assert outcomes[0] == outcomes[1]

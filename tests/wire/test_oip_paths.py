@@ -34,7 +34,14 @@ from ekiben.wire.oip_paths import METHODS, Target, target_of
         (b"/v2/models/%2e%2e%2f%2e%2e%2fetc/ready", Target("model_ready", "../../etc")),
         (b"/%762/models/m", Target("model_metadata", "m")),
         (b"/v2/trace/setting", Target("missing_extension")),
-        (b"/v2/systemsharedmemory/region/r/register", Target("missing_extension")),
+        (b"/v2/systemsharedmemory/status", Target("shared_memory_status")),
+        (b"/v2/systemsharedmemory/region/r/status", Target("shared_memory_status", region="r")),
+        (b"/v2/systemsharedmemory/region/a%2Fb/register", Target("shared_memory_register", region="a/b")),
+        (b"/v2/systemsharedmemory/region/r/unregister", Target("shared_memory_unregister", region="r")),
+        (b"/v2/systemsharedmemory/unregister", Target("shared_memory_unregister")),
+        (b"/v2/cudasharedmemory/status", Target("cuda_shared_memory_status")),
+        (b"/v2/cudasharedmemory/region/r/register", Target("cuda_shared_memory_register", region="r")),
+        (b"/v2/cudasharedmemory/unregister", Target("cuda_shared_memory_unregister")),
     ],
 )
 def test_paths_of_the_protocol(path: bytes, target: Target) -> None:
@@ -48,7 +55,9 @@ def test_paths_of_the_protocol(path: bytes, target: Target) -> None:
         b"/v2/models//infer", b"/v2/models/m/", b"/v2/models/m/infer/", b"/v2/models/m/versions", b"/v2//models/m",
         b"/v2/models/m/versions//infer", b"/v2/models/m/versions/1/versions/2", b"/v2/models/\xff/infer",
         b"/v2/models/%ff/infer", b"/v2/models/m/zzz", b"/v2/models/a/b/infer", b"/v2/../v2",
-        b"/v2/repository/models//load", b"v2", b"/V2",
+        b"/v2/repository/models//load", b"v2", b"/V2", b"/v2/systemsharedmemory", b"/v2/systemsharedmemory/register",
+        b"/v2/systemsharedmemory/region//register", b"/v2/systemsharedmemory/region/r",
+        b"/v2/systemsharedmemory/region/r/x/status",
     ],
 )  # fmt: skip
 def test_other_paths(path: bytes) -> None:

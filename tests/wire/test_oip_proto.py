@@ -9,12 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from ekiben.errors import EkibenError, InvalidRequest, Unsupported
+from ekiben.errors import EkibenError, InvalidRequest
 from ekiben.types import DATATYPES, Request, Response, Tensor
 from ekiben.wire.binary_tensor import binary_from_tensor, bytes_array
 from ekiben.wire.oip_json import Classes, InferCall, OutputWish
 from ekiben.wire.oip_proto import InferCodec, InvalidInput, encode_stream_error, request_id
-from tests.wire.messages import UNKNOWN_FIELD, decoded, every_way, message, refused, same
+from tests.wire.messages import UNKNOWN_FIELD, decoded, every_way, message, refused, same, with_output
 
 _MISMATCH = "input byte size mismatch for input 'i' for model 'm'. Expected "
 # --- raw
@@ -236,14 +236,6 @@ def test_parameter_errors(request_: Any, text: str) -> None:
     assert text in refused(request_)
 
 
-def with_output(**parameters: Any) -> Any:
-    request = message(("i", "INT8", [1], b"x"))
-    output = request.outputs.add(name="o")
-    for key, (kind, value) in parameters.items():
-        setattr(output.parameters[key], kind, value)
-    return request
-
-
 def test_outputs() -> None:
     request = with_output(classification=("int64_param", 2))
     request.outputs.add(name="p").parameters["binary_data"].bool_param = False
@@ -269,15 +261,6 @@ def test_outputs() -> None:
 )
 def test_output_errors(request_: Any, text: str) -> None:
     assert text in refused(request_)
-
-
-def test_shared_memory_is_refused() -> None:
-    assert "output 'o': this server has no shared-memory" in refused(
-        with_output(shared_memory_region=("string_param", "r")), Unsupported
-    )
-    request = message(("i", "INT8", [1], None))
-    request.inputs[0].parameters["shared_memory_region"].string_param = "r"
-    assert refused(request, Unsupported) == "input 'i': this server has no shared-memory extension (region 'r')"
 
 
 # --- whatever comes in

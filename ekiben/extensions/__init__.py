@@ -1,0 +1,1 @@
+"""What both doors share beyond inference: trace and log settings, shared-memory regions."""
