@@ -44,12 +44,14 @@ from ekiben.greeting import HttpAddress, banner, call, joined
 from ekiben.preprocess import parse
 from ekiben.remote import RemoteEngine, access_from
 from ekiben.repository.layout import STORE, Reader, open_repositories
+from ekiben.repository.overrides import OVERRIDES_FOLDER, Overrides
+from ekiben.repository.selection import AvailableModel, AvailableVersion, catalogue
 from ekiben.restrictions import keys_of
 from ekiben.runner.cores import usable_cores
 from ekiben.runner.supervisor import Runner as RunnerSupervisor
 from ekiben.settings import PARENT_VARIABLE, Settings, bentoml_home
 from ekiben.tls import CIPHERS, TlsFiles, load_identity
-from ekiben.types import Catalogue, ModelSource, VersionSource
+from ekiben.types import Catalogue, VersionSource
 from ekiben.wire.protos.grpc import HEALTH
 from ekiben.wire.protos.oip import OIP
 
@@ -105,7 +107,7 @@ class EngineService(Service[Any]):  # type: ignore[misc]  # BentoML's classes ar
             for each in (*runners, *repositories):
                 each.bind(lambda: client)
             return self._locked(settings, is_main)
-        app = EngineApp(settings, self._reader(settings, runners, repositories), runners, certified)
+        app = EngineApp(settings, self.reader(settings), certified)
         for each in (*runners, *repositories):
             each.bind(app.answering)
         self._answer_probes(app)
@@ -123,8 +125,12 @@ class EngineService(Service[Any]):  # type: ignore[misc]  # BentoML's classes ar
             [each for each in declared if isinstance(each, Repository)],
         )
 
-    def _reader(self, settings: Settings, runners: list[Runner], repositories: list[Repository]) -> Reader:
-        """What the settings name, else what the service declares; in a built Bento its own models are the store."""
+    def reader(self, settings: Settings) -> Reader:
+        """What the settings name, else what the service declares; in a built Bento its own models are the store.
+
+        Declared runners are as the service says. Raises InvalidSettings.
+        """
+        runners, repositories = self._declarations()
         places = settings.repositories or tuple(each.place for each in repositories)
         if runners and STORE not in places and not settings.repositories:
             places = (*places, STORE)
@@ -132,13 +138,14 @@ class EngineService(Service[Any]):  # type: ignore[misc]  # BentoML's classes ar
         if self.bento is not None:
             stored = [model.to_model().resolve() for model in self.bento.info.all_models]
             bento = [(str(model.tag), Path(model.path)) for model in stored]
-        return open_repositories(
+        reader = open_repositories(
             places,
             home=bentoml_home(os.environ),
             state_directory=Path(settings.state_dir),
             declared=[str(each.tag) for each in runners],
             bento=bento,
         )
+        return _DeclaredReader(reader, runners)
 
     def _answer_probes(self, app: "EngineApp") -> None:
         """BentoML asks these of the service's class for /readyz and /metrics."""
@@ -154,14 +161,12 @@ class EngineApp:
 
     bentoml: Any
 
-    def __init__(
-        self, settings: Settings, reader: Reader, runners: list[Runner], certified_hosts: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, settings: Settings, reader: Reader, certified_hosts: tuple[str, ...] = ()) -> None:
         """`certified_hosts` are the names in the certificate of `tls_cert`."""
         self._settings = settings
         self._certified_hosts = certified_hosts
         self._reader = reader
-        self._declared = {(runner.tag.name, _version_of(runner)): runner for runner in runners}
+        self._overrides = Overrides(Path(settings.state_dir) / OVERRIDES_FOLDER, reader)
         self._engine: Engine | None = None
         self._oip: OipHttp | None = None
         self._grpc_address = ""
@@ -207,14 +212,16 @@ class EngineApp:
         def make_runner(source: VersionSource, changed: Callable[[], None]) -> RunnerSupervisor:
             return RunnerSupervisor(source, source.settings, clock, lambda _: changed(), cores)
 
+        overrides = self._overrides
         engine = self._engine = Engine(
-            self._scan,
+            self._reader.scan,
             make_runner,
             clock,
             explicit=self._settings.model_control == "explicit",
             load_models=self._settings.load_models,
             strict_readiness=self._settings.strict_readiness,
             concurrent_loads=max(1, cores),
+            overrides=overrides if self._settings.allow_load_override else None,
         )
         regions = _regions(self._settings)
         handlers = [OipGenerate(engine, self._settings).handlers, OipHttpSharedMemory(regions).handlers]
@@ -239,6 +246,7 @@ class EngineApp:
                 await starting
             await grpc.close()
             await engine.stop()
+            await asyncio.to_thread(overrides.close)
 
         try:
             yield stop
@@ -246,6 +254,7 @@ class EngineApp:
             await stop()
 
     async def _start(self, engine: Engine) -> None:
+        await asyncio.to_thread(self._overrides.remove_leftovers)
         try:
             await engine.start()
         except Exception:
@@ -264,26 +273,37 @@ class EngineApp:
         print(banner(http.url, self._grpc_address, len(ready), len(failed)), flush=True)
         print(call(http, engine, headers), flush=True)
 
-    def _scan(self) -> Catalogue:
-        return {name: self._configured(source) for name, source in self._reader.scan().items()}
 
-    def _configured(self, source: ModelSource) -> ModelSource:
-        """With what service.py says of a declared runner, and every declaration for `preprocess` checked."""
-        versions = []
+class _DeclaredReader:
+    """Models with what service.py says of declared runners, and with every declaration for `preprocess` checked."""
+
+    def __init__(self, reader: Reader, runners: list[Runner]) -> None:
+        self._reader = reader
+        self._declared = {(runner.tag.name, _version_of(runner)): runner for runner in runners}
+        self.describe = reader.describe
+        self.with_settings = reader.with_settings
+
+    def models(self) -> list[AvailableModel]:
+        return [
+            replace(model, versions=tuple(self._configured(model.name, version) for version in model.versions))
+            for model in self._reader.models()
+        ]
+
+    def scan(self) -> Catalogue:
+        return catalogue(self.models())
+
+    def _configured(self, model: str, version: AvailableVersion) -> AvailableVersion:
+        if version.error:
+            return version
+        names = (version.word, str(version.number), "")
+        runner = next((found for name in names if (found := self._declared.get((model, name)))), None)
         try:
-            for version in source.versions:
-                runner = self._runner_of(version)
-                settings = version.settings if runner is None else runner.configured(version.settings)
-                if settings.preprocess is not None:
-                    parse(settings.preprocess, source.name)
-                versions.append(replace(version, settings=settings))
+            settings = version.settings if runner is None else runner.configured(version.settings)
+            if settings.preprocess is not None:
+                parse(settings.preprocess, model)
         except InvalidSettings as error:
-            return ModelSource(source.name, error=error.message)
-        return replace(source, versions=tuple(versions))
-
-    def _runner_of(self, version: VersionSource) -> Runner | None:
-        names = (version.word, str(version.version), "")
-        return next((found for name in names if (found := self._declared.get((version.model, name)))), None)
+            return replace(version, error=error.message)
+        return replace(version, settings=settings)
 
 
 class _LocalEngine:

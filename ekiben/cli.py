@@ -27,6 +27,7 @@ from ekiben.repository.selection import AvailableModel, AvailableVersion
 from ekiben.repository.version_numbers import VersionNumbers, number_in
 from ekiben.runner.cores import usable_cores
 from ekiben.runner.supervisor import Runner
+from ekiben.service_file import SERVICE, declared_reader, service_folder
 from ekiben.settings import FILES, GRACE_SECONDS, PARENT_VARIABLE, Settings, bentoml_home, to_environment
 from ekiben.tls import load_identity
 from ekiben.types import Signature, VersionSource
@@ -34,8 +35,6 @@ from ekiben.types import Signature, VersionSource
 __all__ = ["main", "parser"]
 
 _DEFAULT_URL: Final = "http://127.0.0.1:3000"
-_SERVICE_FILE: Final = "service.py"
-_SERVICE: Final = "service:Engine"
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _UNREACHED: Final = "cannot be reached"
 _USAGE, _FAILURE, _INTERRUPTED = 2, 1, 130
@@ -110,6 +109,12 @@ def parser() -> argparse.ArgumentParser:
         action="store_const",
         const=True,
         help="clients may pass tensors in shared memory: whoever reaches the ports then reads and writes /dev/shm",
+    )
+    serve.add_argument(
+        "--allow-load-override",
+        action="store_true",
+        default=None,
+        help="let clients load a configuration and files of their own",
     )
     serve.add_argument("--workers", type=int, help="server processes (1)")
     serve.add_argument("--tls-cert", metavar="FILE", help="certificate of both ports, with those that lead to its CA")
@@ -196,7 +201,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     environment[PARENT_VARIABLE] = str(os.getpid())
     if arguments.config:
         environment["EKIBEN_CONFIG"] = _absolute(arguments.config)
-    command = [sys.executable, "-m", "bentoml", "serve", _SERVICE, "--working-dir", str(_service_folder())]
+    command = [sys.executable, "-m", "bentoml", "serve", SERVICE, "--working-dir", str(service_folder())]
     command += ["--timeout-graceful-shutdown", str(GRACE_SECONDS)]
     sys.stdout.flush()
     os.execve(sys.executable, command, environment)
@@ -300,8 +305,17 @@ def _fail(message: str, status: int) -> int:
 
 
 def _reader(arguments: argparse.Namespace) -> Reader:
+    """What `ekiben serve` would serve from here: with what service.py declares, where the store is looked into."""
     options = {"repositories": arguments.repositories, "state_dir": arguments.state_dir}
-    return _open(Settings.load(arguments.config, os.environ, options))
+    settings = Settings.load(arguments.config, os.environ, options)
+    if settings.repositories and STORE not in settings.repositories:
+        return _open(settings)
+    try:
+        declared = declared_reader()
+    except LoadFailed as error:
+        _fail(error.message, _FAILURE)
+        declared = None
+    return _open(settings) if declared is None else declared(settings)
 
 
 def _open(settings: Settings) -> Reader:
@@ -341,14 +355,6 @@ def _check_port(host: str, port: int, option: str) -> None:
             raise Unavailable(
                 f"port {port} on {host} cannot be listened on: {error.strerror}; choose another with {option}"
             ) from None
-
-
-def _service_folder() -> Path:
-    """Where service.py is: here, or beside the package."""
-    for folder in (Path.cwd(), Path(__file__).absolute().parents[1]):
-        if (folder / _SERVICE_FILE).is_file():
-            return folder
-    raise NotFound(f"there is no {_SERVICE_FILE} here; run `ekiben serve` in the project's folder")
 
 
 def _find(reader: Reader, name: str) -> tuple[AvailableModel, AvailableVersion]:

@@ -77,6 +77,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     model_control: str = "none"
     """`none`: everything that is there at the start. `explicit`: what `load_models` names, then what clients load."""
     load_models: tuple[str, ...] = ()
+    allow_load_override: bool = False
+    """A client's load may carry a configuration and files of its own; whoever may load may then run any code here."""
     state_dir: str = ""
     """Once loaded never '': `ekiben/` under BENTOML_HOME."""
     strict_readiness: bool = False

@@ -20,6 +20,7 @@ __all__ = [
     "Catalogue",
     "Infer",
     "Instances",
+    "LoadOverride",
     "ModelSettings",
     "ModelSource",
     "Parameter",
@@ -255,6 +256,15 @@ class ModelSource(msgspec.Struct, frozen=True):
     name: str
     versions: tuple[VersionSource, ...] = ()
     error: str = ""
+
+
+class LoadOverride(msgspec.Struct, frozen=True):
+    """What a caller gives, for one load, instead of what the repository says of a model."""
+
+    config: str
+    """Triton's ModelConfig as the text of a JSON object."""
+    files: Mapping[str, bytes] = {}
+    """Path in the model's folder, as in `1/model.onnx`, → content: the whole folder. Empty: the repository's own."""
 
 
 Catalogue: TypeAlias = Mapping[str, ModelSource]

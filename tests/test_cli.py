@@ -154,10 +154,11 @@ def test_list_says_what_is_wrong_with_a_model(tree: Path, capsys: pytest.Capture
 
 
 def test_an_empty_list_says_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["list"]) == 0
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["list", "--repository", str(tmp_path / "empty")]) == 0
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert str(tmp_path / "home" / "models") in captured.err
+    assert str(tmp_path / "empty") in captured.err
     assert "ekiben import PATH" in captured.err
 
 
@@ -305,7 +306,8 @@ def test_serve_becomes_bentoml_with_the_options_as_variables(
     port = _free_port()
     cli.main(
         ["serve", "--host", "localhost", "--port", str(port), "--repository", "tree", "--repository", "store",
-         "--model-control", "explicit", "--load-model", "m", "--config", "ekiben.yaml"]
+         "--model-control", "explicit", "--load-model", "m", "--config", "ekiben.yaml",
+         "--allow-load-override"]
     )  # fmt: skip
     ((program, command, environ),) = called
     assert program == sys.executable
@@ -315,6 +317,7 @@ def test_serve_becomes_bentoml_with_the_options_as_variables(
     assert json.loads(environ["EKIBEN_REPOSITORY"]) == [str(tree), "store"]
     assert json.loads(environ["EKIBEN_LOAD_MODEL"]) == ["m"]
     assert environ["EKIBEN_CONFIG"] == str(tmp_path / "ekiben.yaml")
+    assert environ["EKIBEN_ALLOW_LOAD_OVERRIDE"] == "true"
 
 
 def test_a_version_that_a_word_has_is_not_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,7 +345,8 @@ def test_import_then_list_then_inspect(tmp_path: Path) -> None:
 
     model = _TESTDATA / "triton" / "simple" / "1" / "model.onnx"
     assert run("import", str(model), "--name", "simple", "--version", "first").strip() == "simple:first"
-    assert run("list").splitlines()[1].split()[:5] == ["simple", "1", "first", "yes", "onnx"]
+    rows = [line.split() for line in run("list").splitlines()]
+    assert next(row for row in rows if row[0] == "simple")[:5] == ["simple", "1", "first", "yes", "onnx"]
     about = yaml.safe_load(run("inspect", "simple:first"))
     assert (about["version"], about["word"]) == (1, "first")
     assert [each["name"] for each in about["signatures"]["serving_default"]["inputs"]] == ["INPUT0", "INPUT1"]

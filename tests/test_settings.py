@@ -21,6 +21,7 @@ def test_the_defaults() -> None:
     assert (settings.host, settings.port, settings.grpc_port) == ("127.0.0.1", 3000, 3001)
     assert settings.repositories == ()
     assert settings.model_control == "none"
+    assert not settings.allow_load_override
     assert settings.state_dir == "/bento/ekiben"
     assert settings.body_limit_bytes == 128 * 1024 * 1024
 

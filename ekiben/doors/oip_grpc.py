@@ -3,9 +3,7 @@
 Inference has a file of its own. The other replies are made of the HTTP door's documents, so that both say the same.
 """
 
-import itertools
-import os
-from collections import Counter
+import asyncio
 from typing import Any, Final, NoReturn, final
 
 import msgspec
@@ -14,10 +12,10 @@ from google.protobuf import json_format
 from ekiben import __version__
 from ekiben.doors.grpc_calls import Call, Methods, Unary
 from ekiben.doors.oip_grpc_infer import Inference
-from ekiben.engine.engine import Engine, VersionView
-from ekiben.errors import InvalidRequest, NotFound, NotReady, Unsupported
+from ekiben.engine.engine import Engine
+from ekiben.errors import Unsupported
 from ekiben.extensions.shared_memory import NO_REGIONS, SharedMemory
-from ekiben.types import Instances, ModelSettings
+from ekiben.types import LoadOverride
 from ekiben.wire.oip_documents import (
     index_body,
     model_config_body,
@@ -26,6 +24,7 @@ from ekiben.wire.oip_documents import (
     statistics_body,
 )
 from ekiben.wire.oip_proto import encode_kserve_change
+from ekiben.wire.oip_repository import dependents_in_message, override_in_message
 from ekiben.wire.protos.oip import OIP
 
 __all__ = ["OipGrpc"]
@@ -34,13 +33,9 @@ _LATER: Final = (
     "TraceSetting",
     "LogSettings",
 )
-_USUAL_FILES: Final = {
-    "onnx": "model.onnx",
-    "python": "model.py",
-    "tensorflow": "model.savedmodel",
-    "torchscript": "model.pt",
-}
-"""Runtime → what its model is called where nothing else is said, as in Triton."""
+
+_INLINE_BYTES: Final = 1 << 20
+"""Loads up to here are decoded on the loop: longer ones carry files."""
 
 
 @final
@@ -93,18 +88,12 @@ class OipGrpc:
     def _model_config(self, data: memoryview, _call: Call) -> bytes:
         request = OIP.parse("ModelConfigRequest", data)
         view = self._engine.version(request.name, request.version)
-        document = model_config_body(view.model, view.platform, _as_loaded(view), view.default)
+        document = model_config_body(view.model, view.platform, view.settings, view.default)
         return _message("ModelConfigResponse", b'{"config":%s}' % document)
 
     def _model_statistics(self, data: memoryview, _call: Call) -> bytes:
         request = OIP.parse("ModelStatisticsRequest", data)
-        try:
-            versions = self._engine.statistics(request.name, request.version)
-        except (NotFound, NotReady) as error:
-            what = "requested model version is not available for model '{}'"
-            if not request.version:
-                what = "requested model '{}' is not available"
-            raise InvalidRequest(f"{what.format(request.name)}: {error.message}") from None
+        versions = self._engine.statistics(request.name, request.version)
         return _message("ModelStatisticsResponse", statistics_body(versions))
 
     def _repository_index(self, data: memoryview, _call: Call) -> bytes:
@@ -114,40 +103,16 @@ class OipGrpc:
         return _message("RepositoryIndexResponse", b'{"models":%s}' % lines)
 
     async def _repository_model_load(self, data: memoryview, _call: Call) -> bytes:
-        request = OIP.parse("RepositoryModelLoadRequest", data)
-        model, reply = _model_to_change(request)
-        if request.parameters:
-            raise Unsupported(
-                f"failed to load '{model}': load parameters are not supported, got '{min(request.parameters)}'"
-            )
-        await self._engine.load(model)
+        inline = len(data) <= _INLINE_BYTES
+        model, reply, override = _load_of(data) if inline else await asyncio.to_thread(_load_of, data)
+        await self._engine.load(model, override)
         return reply
 
     async def _repository_model_unload(self, data: memoryview, _call: Call) -> bytes:
-        model, reply = _model_to_change(OIP.parse("RepositoryModelUnloadRequest", data))
-        await self._engine.unload(model)
+        request = OIP.parse("RepositoryModelUnloadRequest", data)
+        model, reply = _model_to_change(request)
+        await self._engine.unload(model, dependents=dependents_in_message(model, request.parameters))
         return reply
-
-
-def _as_loaded(view: VersionView) -> ModelSettings:
-    """A version's settings, with the file and the devices that loading chose.
-
-    Here, unlike in JSON, what is '' or KIND_AUTO is as good as not said.
-    """
-    settings = view.settings
-    file = settings.file
-    usual = _USUAL_FILES.get(settings.runtime, "")
-    if not file and usual and os.path.exists(os.path.join(view.source.path, usual)):
-        file = usual
-    instances: list[Instances] = []
-    devices = iter(view.loaded.devices)
-    for group in settings.instances:
-        chosen = Counter(itertools.islice(devices, group.count))
-        if group.device != "auto":
-            instances.append(group)
-        else:
-            instances += [Instances(device, count, group.threads) for device, count in chosen.items()]
-    return msgspec.structs.replace(settings, file=file, instances=tuple(instances))
 
 
 def _not_here(_data: memoryview, _call: Call) -> NoReturn:
@@ -162,6 +127,13 @@ def _model_to_change(request: Any) -> tuple[str, bytes]:
         return model, encode_kserve_change(model)
     _refuse_repository(request.repository_name)
     return model, b""
+
+
+def _load_of(data: memoryview) -> tuple[str, bytes, LoadOverride | None]:
+    """The model to load, what to reply, and what is given instead of the repository."""
+    request = OIP.parse("RepositoryModelLoadRequest", data)
+    model, reply = _model_to_change(request)
+    return model, reply, override_in_message(model, request.parameters)
 
 
 def _refuse_repository(name: str) -> None:

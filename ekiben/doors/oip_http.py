@@ -23,6 +23,7 @@ from ekiben.doors.http_calls import (
     CONTENT_ENCODING,
     CONTENT_LENGTH,
     JSON,
+    SMALL_BODY_BYTES,
     Answer,
     Chunks,
     Fields,
@@ -33,7 +34,9 @@ from ekiben.doors.http_calls import (
     Send,
     Watch,
     check_declared,
+    read_body,
     small_body,
+    unpacked,
     whole_body,
 )
 from ekiben.doors.restricted import http_locks, locked
@@ -45,16 +48,15 @@ from ekiben.errors import (
     Code,
     Decoupled,
     EkibenError,
-    InvalidRequest,
     NotFound,
-    NotReady,
     QueueFull,
     TooLarge,
     Unsupported,
 )
 from ekiben.extensions.shared_memory import NO_REGIONS, SharedMemory
 from ekiben.settings import Settings
-from ekiben.wire.compression import ENCODINGS, chosen_encoding, compressed, decompressed
+from ekiben.types import LoadOverride
+from ekiben.wire.compression import ENCODINGS, chosen_encoding, compressed
 from ekiben.wire.oip_documents import (
     error_body,
     index_body,
@@ -65,6 +67,7 @@ from ekiben.wire.oip_documents import (
 )
 from ekiben.wire.oip_json import Classes, InferCall, InferDecoder, encode_reply, header_length
 from ekiben.wire.oip_paths import METHODS, Target, target_of
+from ekiben.wire.oip_repository import dependents_in_json, override_in_json
 
 __all__ = ["OipHttp"]
 
@@ -72,8 +75,6 @@ _LOG: Final = logging.getLogger("ekiben.doors.oip_http")
 _ACCESS: Final = logging.getLogger("ekiben.access")
 _KEPT_ROUTES: Final = 1024
 _KEPT_PATH_BYTES: Final = 256
-_INLINE_UNPACK_BYTES: Final = 4 << 10
-"""Compressed bodies up to here are unpacked on the loop: they come to 4 MiB at deflate's best ratio."""
 _INLINE_PACK_BYTES: Final = 64 << 10
 _INLINE_ELEMENTS: Final = 1 << 17
 """Replies up to here are written on the loop, some milliseconds at most."""
@@ -99,10 +100,6 @@ Route: TypeAlias = tuple[Target, tuple[str, ...], Handler]
 
 class _IndexBody(msgspec.Struct):
     ready: bool = False
-
-
-class _LoadBody(msgspec.Struct):
-    parameters: dict[str, msgspec.Raw] = {}
 
 
 @final
@@ -259,7 +256,7 @@ class OipHttp:
         if message.get("more_body") or message["type"] != "http.request" or len(body) > self._body_limit:
             body = await whole_body(message, receive, self._body_limit)
         if CONTENT_ENCODING in fields:
-            body = await self._unpacked(body, fields[CONTENT_ENCODING])
+            body = await unpacked(body, fields[CONTENT_ENCODING], self._unpacked_limit)
         if len(body) <= self._inline_limit and _HEADER_LENGTH not in fields:
             call = self._decoder.decode(target.model, target.version, body)
         else:
@@ -311,11 +308,6 @@ class OipHttp:
                     body = await asyncio.to_thread(compressed, body, encoding)
         return Answer(200, body, headers)
 
-    async def _unpacked(self, body: bytes, encoding: bytes) -> bytes:
-        if len(body) <= _INLINE_UNPACK_BYTES:
-            return decompressed(body, encoding, self._unpacked_limit)
-        return await asyncio.to_thread(decompressed, body, encoding, self._unpacked_limit)
-
     async def _call(self, target: Target, body: bytes, length_field: bytes | None) -> InferCall:
         json_length = -1 if length_field is None else header_length(length_field, len(body))
         if json_length == 0:
@@ -360,32 +352,26 @@ class OipHttp:
         return Answer(200, model_config_body(view.model, view.platform, view.settings, view.default))
 
     async def _statistics(self, target: Target, _receive: Receive, _fields: Fields) -> Answer:
-        try:
-            versions = self._engine.statistics(target.model, target.version)
-        except (NotFound, NotReady) as error:
-            what = "requested model version is not available for model '{}'"
-            if not target.version:
-                what = "requested model '{}' is not available"
-            raise InvalidRequest(f"{what.format(target.model)}: {error.message}") from None
-        return Answer(200, statistics_body(versions))
+        return Answer(200, statistics_body(self._engine.statistics(target.model, target.version)))
 
     async def _index(self, _target: Target, receive: Receive, fields: Fields) -> Answer:
         body = await small_body(receive, fields, _IndexBody)
         return Answer(200, index_body([msgspec.structs.asdict(entry) for entry in self._engine.index(body.ready)]))
 
     async def _load(self, target: Target, receive: Receive, fields: Fields) -> Answer:
-        body = await small_body(receive, fields, _LoadBody)
-        if body.parameters:
-            raise Unsupported(
-                f"failed to load '{target.model}': "
-                f"load parameters are not supported, got '{next(iter(body.parameters))}'"
-            )
-        await self._engine.load(target.model)
+        # Nothing here keeps the files while the model loads.
+        await self._engine.load(target.model, await self._override(target.model, receive, fields))
         return Answer(200, b"")
 
+    async def _override(self, model: str, receive: Receive, fields: Fields) -> LoadOverride | None:
+        body = await read_body(receive, fields, self._body_limit, self._unpacked_limit)
+        if len(body) <= SMALL_BODY_BYTES:
+            return override_in_json(model, body)
+        return await asyncio.to_thread(override_in_json, model, body)
+
     async def _unload(self, target: Target, receive: Receive, fields: Fields) -> Answer:
-        await small_body(receive, fields, _LoadBody)
-        await self._engine.unload(target.model)
+        body = await read_body(receive, fields, SMALL_BODY_BYTES, SMALL_BODY_BYTES)
+        await self._engine.unload(target.model, dependents=dependents_in_json(target.model, body))
         return Answer(200, b"")
 
     async def _missing_extension(self, _target: Target, _receive: Receive, _fields: Fields) -> Answer:

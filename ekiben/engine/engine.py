@@ -17,10 +17,11 @@ import msgspec
 
 from ekiben.clock import Clock
 from ekiben.engine.lifecycle import LoadedVersion, Model, RunnerFactory, VersionView
+from ekiben.engine.overrides import NoOverrides, Overrides
 from ekiben.engine.replies import Replies
-from ekiben.errors import EkibenError, LoadFailed, NotFound, NotReady, Unavailable
+from ekiben.errors import EkibenError, InvalidRequest, LoadFailed, NotFound, NotReady, Unavailable
 from ekiben.metrics import VersionStatistics
-from ekiben.types import Catalogue, ModelSource, Request, Response
+from ekiben.types import Catalogue, LoadOverride, ModelSource, Request, Response, VersionSource
 
 __all__ = ["Engine", "IndexEntry", "Replies", "VersionView"]
 
@@ -52,8 +53,11 @@ class Engine:
         load_models: tuple[str, ...] = (),
         strict_readiness: bool = False,
         concurrent_loads: int = 2,
+        overrides: Overrides | None = None,
     ) -> None:
-        """`scan` may block and is called in a thread. `explicit`: only what `load_models` or `load` names."""
+        """`scan` may block and is called in a thread. `explicit`: only what `load_models` or `load` names. Without
+        `overrides` a load takes what the repository says and nothing else.
+        """
         self.unrouted: Counter[str] = Counter()
         """Requests that reached no version, by reason."""
         self._scan = scan
@@ -62,6 +66,7 @@ class Engine:
         self._explicit = explicit
         self._load_models = load_models
         self._strict = strict_readiness
+        self._overrides: Overrides = overrides or NoOverrides()
         self._models: dict[str, Model] = {}
         self._routes: dict[tuple[str, str], LoadedVersion] = {}
         self._known: dict[str, ModelSource] = {}
@@ -179,25 +184,29 @@ class Engine:
         return [entry for entry in entries if entry.state == "READY"] if only_ready else entries
 
     def statistics(self, model: str = "", version: str = "") -> list[VersionStatistics]:
-        """Figures of one version, of a model's loaded versions, or of all. Raises NotFound."""
+        """Figures of one version, of a model's loaded versions, or of all. Raises InvalidRequest for one not there."""
         if not model:
             return [loaded.statistics() for loaded in self.versions()]
-        if version:
-            return [self._loaded(model, version).statistics()]
-        self._loaded(model, "")
-        return [loaded.statistics() for loaded in self._models[model].loaded.values()]
+        try:
+            found = self._loaded(model, version)
+        except (NotFound, NotReady) as error:
+            what = "requested model version is not available for model '{}'"
+            if not version:
+                what = "requested model '{}' is not available"
+            raise InvalidRequest(f"{what.format(model)}: {error.message}") from None
+        loaded = [found] if version else self._models[model].loaded.values()
+        return [each.statistics() for each in loaded]
 
-    async def load(self, model: str) -> None:
-        """Load the versions that the repository wants of a model now; returns when they answer.
+    async def load(self, model: str, override: LoadOverride | None = None) -> None:
+        """Load the versions that the repository wants of a model now, or those of `override`; returns when they answer.
 
-        Raises Unavailable unless in explicit mode, LoadFailed when no version can be loaded.
+        What `override` gives lasts until the next load or unload of the model; where none of it can be loaded, what was
+        loaded before stays. Raises Unavailable unless in explicit mode, Unsupported where overrides are not allowed,
+        LoadFailed when no version can be loaded, InvalidSettings for a wrong override.
         """
         self._require_explicit()
-        source = (await self._read()).get(model)
-        if source is None:
-            raise LoadFailed(f"failed to load '{model}', failed to poll from model repository: no such model there")
-        if source.error:
-            raise LoadFailed(f"failed to load '{model}', failed to poll from model repository: {source.error}")
+        source = await (self._wanted(model) if override is None else self._taken(model, override))
+        del override  # its files may be large, and loading takes long
         await self._reconcile(source)
         self._missing.pop(model, None)
         missing = self._models[model].missing()
@@ -206,10 +215,10 @@ class Engine:
             what = "" if self._models[model].loaded else "no version is available: "
             raise LoadFailed(f"failed to load '{model}', {what}{reasons}")
 
-    async def unload(self, model: str) -> None:
+    async def unload(self, model: str, *, dependents: bool = False) -> None:
         """Stop answering for a model, finish what it accepted, end its runners. Unknown names are fine.
 
-        Raises Unavailable unless in explicit mode.
+        `dependents`: and for the models that are built on it; none is. Raises Unavailable unless in explicit mode.
         """
         self._require_explicit()
         self._missing.pop(model, None)
@@ -222,6 +231,29 @@ class Engine:
             self._known = dict(catalogue)
             return catalogue
 
+    async def _wanted(self, model: str) -> ModelSource:
+        source = (await self._read()).get(model)
+        if source is None:
+            raise LoadFailed(f"failed to load '{model}', failed to poll from model repository: no such model there")
+        if source.error:
+            raise LoadFailed(f"failed to load '{model}', failed to poll from model repository: {source.error}")
+        return source
+
+    async def _taken(self, model: str, override: LoadOverride) -> ModelSource:
+        async with self._scanning:
+            taking = asyncio.ensure_future(asyncio.to_thread(self._overrides.take, model, override))
+            try:
+                return await asyncio.shield(taking)
+            except asyncio.CancelledError:
+                # The thread goes on; what comes of it is nobody's.
+                (source,) = await asyncio.gather(taking, return_exceptions=True)
+                if isinstance(source, ModelSource):
+                    await asyncio.gather(*map(self._drop, source.versions))
+                raise
+
+    async def _drop(self, source: VersionSource) -> None:
+        await asyncio.to_thread(self._overrides.drop, source)
+
     async def _reconcile(self, source: ModelSource) -> None:
         if source.error:
             self._missing[source.name] = source.error
@@ -231,7 +263,9 @@ class Engine:
     def _model(self, name: str) -> Model:
         model = self._models.get(name)
         if model is None:
-            model = self._models[name] = Model(name, self._runner_factory, self._clock, self._loads, self._route)
+            model = self._models[name] = Model(
+                name, self._runner_factory, self._clock, self._loads, self._route, self._drop
+            )
         return model
 
     def _route(self, model: Model) -> None:

@@ -5,8 +5,10 @@ the others as they are and says why in the index.
 """
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -20,7 +22,7 @@ from ekiben.engine.validate import SignatureCheck, check_signature
 from ekiben.errors import EkibenError, InvalidSettings, LoadFailed
 from ekiben.metrics import VersionStatistics
 from ekiben.runner.base import Executor, Loaded
-from ekiben.types import ModelSettings, Signature, VersionSource
+from ekiben.types import Instances, ModelSettings, Signature, VersionSource
 
 __all__ = ["LoadedVersion", "Model", "RunnerFactory", "RunnerProcess", "VersionView"]
 
@@ -74,12 +76,14 @@ class VersionView:
         self.version: Final = str(source.version)
         self.source: Final = source
         self.settings: Final = settings
-        """With `max_batch_size` and `decoupled` resolved: never None."""
+        """As loaded: `max_batch_size` and `decoupled` are never None, the devices are those that `auto` became, label
+        files are named as they lie in the model's folder.
+        """
         self.signatures: Final = signatures
         """The default one first."""
         self.default: Final = next(iter(signatures.values()))
         self.platform: Final = _PLATFORMS.get(settings.runtime, settings.runtime)
-        self.labels: Final = _read_labels(source, settings)
+        self.labels: Final = _read_labels(source)
         """Output name → class labels in order."""
         self.loaded: Final = loaded
 
@@ -130,8 +134,11 @@ class Model:
         clock: Clock,
         loads: asyncio.Semaphore,
         changed: Callable[["Model"], None],
+        dropped: Callable[[VersionSource], Awaitable[None]],
     ) -> None:
-        """`changed` is called after every change of `loaded`."""
+        """`changed` is called after every change of `loaded`; `dropped` for each version that was loaded or was to be,
+        once nothing uses its files any more.
+        """
         self.name = name
         self.loaded: dict[int, LoadedVersion] = {}
         self._states: dict[int, tuple[str, str]] = {}
@@ -141,6 +148,7 @@ class Model:
         self._clock = clock
         self._loads = loads
         self._changed = changed
+        self._dropped = dropped
         self._lock = asyncio.Lock()
 
     def ready(self) -> bool:
@@ -178,6 +186,14 @@ class Model:
 
     async def reconcile(self, wanted: Sequence[VersionSource]) -> None:
         """Make `wanted` so; returns when every version of it is loaded or has failed, and the others are gone."""
+        try:
+            await self._make_so(wanted)
+        finally:
+            for source in wanted:
+                if self._differs(source):
+                    await self._dropped(source)
+
+    async def _make_so(self, wanted: Sequence[VersionSource]) -> None:
         async with self._lock:
             self._words = {source.word: source.version for source in wanted if source.word}
             self._states = {}
@@ -186,7 +202,7 @@ class Model:
                 self._states[source.version] = ("LOADING", "")
             await asyncio.gather(*(self._load(source) for source in new))
             numbers = {source.version for source in wanted}
-            if not numbers or numbers & self.loaded.keys():
+            if not wanted or not all(map(self._differs, wanted)):
                 await asyncio.gather(*(self._unload(number) for number in list(self.loaded) if number not in numbers))
 
     async def stop(self) -> None:
@@ -208,7 +224,7 @@ class Model:
             async with self._loads:
                 loaded = await runner.start()
             signatures = _default_first(loaded.signatures)
-            settings = _resolve(source, signatures, loaded.decoupled)
+            settings = _resolve(source, signatures, loaded)
             version.append(LoadedVersion(VersionView(source, settings, signatures, loaded), runner, self._clock))
         except Exception as error:
             await runner.stop()
@@ -231,15 +247,24 @@ class Model:
         self._changed(self)
         _LOG.info("model '%s' version %d is ready after %.1f s", self.name, source.version, loaded.load_seconds)
         if old is not None:
-            await _retire(old)
+            await self._retire(old)
 
     async def _unload(self, number: int) -> None:
         version = self.loaded.pop(number)
         self._states[number] = _UNLOADING
         self._changed(self)
-        await _retire(version)
+        await self._retire(version)
         self._states[number] = _UNLOADED
         _LOG.info("model '%s' version %d is unloaded", self.name, number)
+
+    async def _retire(self, version: LoadedVersion) -> None:
+        try:
+            await version.scheduler.drain()
+        finally:
+            try:
+                await version.runner.stop()
+            finally:
+                await self._dropped(version.view.source)
 
 
 def _scheduler_of(settings: ModelSettings) -> type[Scheduler]:
@@ -252,20 +277,13 @@ def _reason(error: Exception) -> str:
     return error.message if isinstance(error, EkibenError) else "unexpected error: see the log"
 
 
-async def _retire(version: LoadedVersion) -> None:
-    try:
-        await version.scheduler.drain()
-    finally:
-        await version.runner.stop()
-
-
 def _default_first(signatures: Mapping[str, Signature]) -> dict[str, Signature]:
     default = "serving_default" if "serving_default" in signatures else next(iter(signatures))
     return {default: signatures[default], **signatures}
 
 
-def _resolve(source: VersionSource, signatures: Mapping[str, Signature], decoupled: bool) -> ModelSettings:
-    """Settings with nothing left open. Raises InvalidSettings where max_batch_size contradicts the signature."""
+def _resolve(source: VersionSource, signatures: Mapping[str, Signature], loaded: Loaded) -> ModelSettings:
+    """Settings with what loading decided. Raises InvalidSettings where max_batch_size contradicts the signature."""
     settings = source.settings
     specs = [
         (kind, spec)
@@ -285,12 +303,35 @@ def _resolve(source: VersionSource, signatures: Mapping[str, Signature], decoupl
             f"model '{source.model}' version {source.version}: max_batch_size is {size}, but {kind} '{spec.name}' has "
             f"shape {list(spec.shape)}, which does not lead with a variable batch dimension; set max_batch_size to 0"
         )
-    return replace(settings, batching=replace(settings.batching, max_batch_size=size), decoupled=decoupled)
+    return replace(
+        settings,
+        batching=replace(settings.batching, max_batch_size=size),
+        instances=_placed(settings.instances, loaded.devices),
+        labels={output: _inside(source, name) for output, name in settings.labels.items()},
+        decoupled=loaded.decoupled,
+    )
 
 
-def _read_labels(source: VersionSource, settings: ModelSettings) -> dict[str, tuple[str, ...]]:
+def _placed(groups: Sequence[Instances], devices: Sequence[str]) -> tuple[Instances, ...]:
+    """The groups of instances on the devices that they got; `devices` has one for each instance, in order."""
+    placed: list[Instances] = []
+    rest = iter(devices)
+    for group in groups:
+        given = Counter(itertools.islice(rest, group.count))
+        placed += [replace(group, device=device, count=count) for device, count in given.items()]
+    return tuple(placed)
+
+
+def _inside(source: VersionSource, name: str) -> str:
+    """A label file's name in the model's folder, which is the version's own or the one around it."""
+    file, version = Path(name), Path(source.path)
+    around = (folder for folder in (version, version.parent) if file.is_relative_to(folder))
+    return next((str(file.relative_to(folder)) for folder in around), name)
+
+
+def _read_labels(source: VersionSource) -> dict[str, tuple[str, ...]]:
     labels: dict[str, tuple[str, ...]] = {}
-    for output, name in settings.labels.items():
+    for output, name in source.settings.labels.items():
         try:
             text = (Path(source.path) / name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

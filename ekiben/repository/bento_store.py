@@ -12,8 +12,9 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from ekiben.errors import EkibenError, InvalidSettings, LoadFailed
+from ekiben.errors import EkibenError, InvalidSettings, LoadFailed, Unsupported
 from ekiben.repository.config import settings_from, with_model_folder
+from ekiben.repository.detect import usual_file
 from ekiben.repository.notes import Notes
 from ekiben.repository.selection import AvailableModel, AvailableVersion, catalogue
 from ekiben.repository.stored import IMPORTED_LABEL, SETTINGS_KEY, read_stored
@@ -58,6 +59,10 @@ class BentoStore:
     def scan(self) -> Catalogue:
         """What is wanted now. Blocks. Raises LoadFailed when the store itself cannot be read."""
         return catalogue(self.models())
+
+    def with_settings(self, model: str, settings: ModelSettings) -> AvailableModel | None:
+        """Raise Unsupported."""
+        raise _own_configuration(model, self.describe())
 
     def models(self) -> list[AvailableModel]:
         """Every model that is ours, by name. Blocks. A model that cannot be read carries the reason.
@@ -159,6 +164,10 @@ class BentoModels:
         """What is wanted. Blocks."""
         return catalogue(self.models())
 
+    def with_settings(self, model: str, settings: ModelSettings) -> AvailableModel | None:
+        """Raise Unsupported."""
+        raise _own_configuration(model, self.describe())
+
     def models(self) -> list[AvailableModel]:
         """Every model of the Bento, by name. Blocks. A model that cannot be read carries the reason."""
         return [self._model(name, paths) for name, paths in sorted(self._paths.items())]
@@ -173,6 +182,13 @@ class BentoModels:
             self._notes.warn(model.error)
             model = _numbered(name, saved, VersionNumbers(None), self._notes)
         return msgspec.structs.replace(model, policy="all")
+
+
+def _own_configuration(model: str, place: str) -> Unsupported:
+    return Unsupported(
+        f"'{model}' is in {place}, where each version keeps the configuration that it was saved with: give the model's "
+        "files with the config, or save a new version"
+    )
 
 
 def _by_name(tags: Iterable[str]) -> dict[str, list[str]]:
@@ -241,7 +257,7 @@ def _completed(settings: ModelSettings, path: Path, info: Any) -> ModelSettings:
     if settings.runtime:
         if settings.file and not (path / settings.file).exists():
             raise LoadFailed(f"'{path}' has no '{settings.file}'")
-        return settings
+        return msgspec.structs.replace(settings, file=settings.file or usual_file(path, settings.runtime))
     stored = read_stored(path, info.module or "", info.signatures)
     batching = settings.batching
     if stored.batched is False and batching.max_batch_size is None:

@@ -19,7 +19,7 @@ from ekiben.repository.pbtxt_schema import MESSAGES, model_config
 from ekiben.repository.selection import Policy
 from ekiben.types import Batching, Instances, ModelSettings, Parameter, QueuePolicy, Signature, TensorSpec
 
-__all__ = ["PBTXT_FILE", "read_pbtxt"]
+__all__ = ["PBTXT_FILE", "read_pbtxt", "settings_of", "unknown_field"]
 
 PBTXT_FILE: Final = "config.pbtxt"
 
@@ -73,20 +73,24 @@ def read_pbtxt(path: Path, model: str, warn: Callable[[str], None]) -> ModelSett
 
     Label files stay relative to the model's folder. Raises InvalidSettings, naming the file and the field.
     """
-    config = _parse(path)
+    return settings_of(_parse(path), str(path), model, warn)
+
+
+def settings_of(config: Any, where: str, model: str, warn: Callable[[str], None]) -> ModelSettings:
+    """The settings that a ModelConfig message stands for. Messages start with `where`."""
     try:
         if config.name and config.name != model:
-            raise InvalidSettings(f"the name is '{config.name}', and the model's folder is '{model}': they must agree")
+            raise InvalidSettings(f"the name is '{config.name}', and the model is '{model}': they must agree")
         refused = [field for field in _REFUSED if _is_set(config, field)]
         if refused:
             raise InvalidSettings(f"not supported yet: {', '.join(refused)}")
         if ignored := [field for field in _WITHOUT_EFFECT if _is_set(config, field)]:
-            warn(f"{path}: not supported yet, and without effect: {', '.join(ignored)}")
+            warn(f"{where}: not supported yet, and without effect: {', '.join(ignored)}")
         settings = ModelSettings(
             runtime=_runtime(config),
             file=config.default_model_filename,
-            batching=_batching(config, lambda text: warn(f"{path}: {text}")),
-            instances=_instances(config.instance_group, lambda text: warn(f"{path}: {text}")),
+            batching=_batching(config, lambda text: warn(f"{where}: {text}")),
+            instances=_instances(config.instance_group, lambda text: warn(f"{where}: {text}")),
             signatures=_signatures(config),
             labels={output.name: output.label_filename for output in config.output if output.label_filename},
             decoupled=_decoupled(config.model_transaction_policy),
@@ -95,7 +99,7 @@ def read_pbtxt(path: Path, model: str, warn: Callable[[str], None]) -> ModelSett
         )
         check_settings(settings)
     except InvalidSettings as error:
-        raise InvalidSettings(f"{path}: {error.message}") from None
+        raise InvalidSettings(f"{where}: {error.message}") from None
     return settings
 
 
@@ -110,15 +114,17 @@ def _parse(path: Path) -> Any:
         return text_format.Parse(text, model_config())
     except text_format.ParseError as error:
         line = f" line {error.GetLine()}" if error.GetLine() else ""
-        unknown = _UNKNOWN_FIELD.search(str(error))
-        if unknown is None:
-            reason = re.sub(r"^\d+:\d+ : ('.*': )?", "", str(error)).replace("inference.", "")
-            raise InvalidSettings(f"{path}{line}: {reason}") from None
-        fields = [field.split()[1] for field in MESSAGES[unknown["message"]].split("; ") if field]
-        hint = nearest(unknown["field"], fields)
-        raise InvalidSettings(
-            f"{path}{line}: unknown field '{unknown['field']}' in {unknown['message']}; {hint}"
-        ) from None
+        reason = unknown_field(str(error)) or re.sub(r"^\d+:\d+ : ('.*': )?", "", str(error)).replace("inference.", "")
+        raise InvalidSettings(f"{path}{line}: {reason}") from None
+
+
+def unknown_field(problem: str) -> str:
+    """What protobuf's complaint of an unknown field means, with the nearest known one; '' for another complaint."""
+    unknown = _UNKNOWN_FIELD.search(problem)
+    if unknown is None:
+        return ""
+    fields = [field.split()[1] for field in MESSAGES[unknown["message"]].split("; ") if field]
+    return f"unknown field '{unknown['field']}' in {unknown['message']}; {nearest(unknown['field'], fields)}"
 
 
 def _is_set(message: Any, path: str) -> bool:

@@ -11,14 +11,22 @@ from typing import Final, NamedTuple
 
 from ekiben.errors import InvalidSettings, LoadFailed
 
-__all__ = ["KERAS_SUFFIXES", "Detected", "detect"]
+__all__ = ["KERAS_SUFFIXES", "Detected", "detect", "usual_file"]
 
 KERAS_SUFFIXES: Final = (".keras", ".h5", ".hdf5")
 """What only `ekiben import` reads, by converting it."""
 
 _TORCH_SUFFIXES: Final = (".pt", ".pth", ".ts", ".jit")
 _PICKLE_SUFFIXES: Final = (".pkl", ".pickle", ".joblib")
-_USUAL_NAMES: Final = ("", "model.savedmodel", "model.onnx", "saved_model.onnx", "model.pt", "saved_model.pt")
+_USUAL_FILES: Final = {
+    "onnx": ("model.onnx", "saved_model.onnx"),
+    "python": ("model.py",),
+    "tensorflow": ("model.savedmodel",),
+    "torchscript": ("model.pt", "saved_model.pt"),
+}
+"""Runtime → what its model is called where nothing else is said, the first that is there."""
+
+_USUAL_NAMES: Final = ("", *(name for names in _USUAL_FILES.values() for name in names))
 _SAVED_MODEL: Final = ("saved_model.pb", "saved_model.pbtxt")
 _MODEL_CLASS: Final = re.compile(rb"^(class\s+Model\b|Model\s*[:=]|from\s.+\bimport\b.*\bModel\b)", re.MULTILINE)
 
@@ -58,6 +66,11 @@ def detect(path: Path, runtime: str = "") -> Detected:
     if not candidates:
         raise LoadFailed(_refusal(path, entries, runtime))
     return candidates[0]
+
+
+def usual_file(path: Path, runtime: str) -> str:
+    """Which file or folder in a version's folder the runtime loads when none is named; '' for the folder itself."""
+    return next((name for name in _USUAL_FILES.get(runtime, ()) if (path / name).exists()), "")
 
 
 def _detect_entry(entry: Path) -> Detected | None:

@@ -9,7 +9,7 @@ from ekiben.repository.bento_store import BentoModels, BentoStore
 from ekiben.repository.selection import AvailableModel, catalogue
 from ekiben.repository.tree import ModelTree
 from ekiben.repository.version_numbers import VersionNumbers
-from ekiben.types import Catalogue
+from ekiben.types import Catalogue, ModelSettings
 
 __all__ = ["NUMBERS_FILE", "STORE", "Reader", "Repositories", "open_repositories"]
 
@@ -33,6 +33,13 @@ class Reader(Protocol):
 
     def scan(self) -> Catalogue:
         """What is wanted now. Raises LoadFailed when the place itself cannot be read: the caller keeps what it has."""
+        ...
+
+    def with_settings(self, model: str, settings: ModelSettings) -> AvailableModel | None:
+        """A model as if its configuration said `settings`; None where there is no such model.
+
+        Raises LoadFailed where the place cannot be read, Unsupported where a configuration cannot be replaced.
+        """
         ...
 
 
@@ -65,6 +72,13 @@ class Repositories:
     def scan(self) -> Catalogue:
         """What is wanted now. Blocks. Raises LoadFailed when a repository cannot be read."""
         return catalogue(self.models())
+
+    def with_settings(self, model: str, settings: ModelSettings) -> AvailableModel | None:
+        """As Reader.with_settings. A name that is in two repositories has the error that says so. Blocks."""
+        having = [reader for reader in self._readers if any(each.name == model for each in reader.models())]
+        if len(having) > 1:
+            return next(each for each in self.models() if each.name == model)
+        return having[0].with_settings(model, settings) if having else None
 
 
 def open_repositories(

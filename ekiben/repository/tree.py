@@ -15,13 +15,13 @@ import msgspec
 from ekiben.errors import EkibenError, InvalidSettings, LoadFailed
 from ekiben.repository.config import SETTINGS_FILE, read_settings, with_model_folder
 from ekiben.repository.config_pbtxt import PBTXT_FILE, read_pbtxt
-from ekiben.repository.detect import detect
+from ekiben.repository.detect import detect, usual_file
 from ekiben.repository.notes import Notes
 from ekiben.repository.selection import AvailableModel, AvailableVersion, catalogue
 from ekiben.repository.version_numbers import number_in
 from ekiben.types import Catalogue, ModelSettings
 
-__all__ = ["ModelTree"]
+__all__ = ["ModelTree", "is_model_name"]
 
 _LOG: Final = logging.getLogger(__name__)
 _CONFIG_FILES: Final = (SETTINGS_FILE, PBTXT_FILE)
@@ -57,6 +57,14 @@ class ModelTree:
             self._notes.warn(f"'{self._root}' holds version folders: it is a model, and its parent is the repository")
         return models
 
+    def with_settings(self, model: str, settings: ModelSettings) -> AvailableModel | None:
+        """A model of the tree as if its configuration said `settings`; None where there is no such model. Blocks.
+
+        Raises InvalidSettings for label files that are not there.
+        """
+        folder = self._root / model
+        return self._model(model, settings) if is_model_name(model) and _is_folder(folder) else None
+
     def _is_name(self, name: str) -> bool:
         if name.startswith("."):
             return False
@@ -65,7 +73,8 @@ class ModelTree:
             return False
         return True
 
-    def _model(self, name: str) -> AvailableModel | None:
+    def _model(self, name: str, given: ModelSettings | None = None) -> AvailableModel | None:
+        """`given` stands in for the configuration in its folder."""
         folder = self._root / name
         try:
             entries = sorted(os.listdir(folder))
@@ -76,7 +85,7 @@ class ModelTree:
         if not configured and not numbered:
             return None
         try:
-            settings = self._settings(name, folder, configured)
+            settings = self._settings(name, folder, configured) if given is None else with_model_folder(given, folder)
         except InvalidSettings as error:
             return AvailableModel(name, error=error.message)
         except Exception as error:  # anyone may have written the file: one model's must not cost the others
@@ -125,11 +134,18 @@ def _version(number: int, path: Path, settings: ModelSettings) -> AvailableVersi
             detected = detect(path / settings.file)
             file = settings.file or detected.file
             settings = msgspec.structs.replace(settings, runtime=detected.runtime, file=file)
+        elif not settings.file:
+            settings = msgspec.structs.replace(settings, file=usual_file(path, settings.runtime))
     except EkibenError as problem:
         error = problem.message
     except OSError as problem:
         created, error = 0.0, f"'{path}' cannot be read: {problem.strerror}"
     return AvailableVersion(number, str(path), created, settings, error=error)
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a folder of a tree may have this name and be a model."""
+    return name.isprintable() and not name.startswith(".") and "/" not in name and 0 < len(name.encode()) <= 255
 
 
 def _is_folder(path: Path) -> bool:

@@ -24,6 +24,7 @@ __all__ = [
 EXTENSIONS: Final = (
     "classification",
     "model_repository",
+    "model_repository(unload_dependents)",
     "model_configuration",
     "binary_tensor_data",
     "parameters",
@@ -32,6 +33,9 @@ EXTENSIONS: Final = (
     "generate",
 )
 """Names of the extensions that are always there."""
+
+_BACKENDS: Final = {"onnx": "onnxruntime", "torchscript": "pytorch"}
+"""Runtime → Triton's name of the backend, where it is another one."""
 
 _NEVER: Final = {"count": 0, "ns": 0}
 _USUAL: Final = Batching()
@@ -67,17 +71,18 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 def model_config_body(name: str, platform: str, settings: ModelSettings, signature: Signature) -> bytes:
-    """The version's configuration as Triton's ModelConfig message in JSON.
+    """The version's configuration as Triton's ModelConfig message in JSON; a load may be given it again.
 
-    With a batch dimension `dims` are without it. `dynamic_batching` is there when something of it is set, and
-    `model_transaction_policy` when the version is decoupled.
+    With a batch dimension `dims` are without it. `dynamic_batching` is there when something of it is set. `platform` is
+    empty for a runtime that Triton has no platform for. `model_transaction_policy` is there when the version is
+    decoupled.
     """
     batching = settings.batching
     largest = batching.max_batch_size or 0
     config: dict[str, Any] = {
         "name": name,
-        "platform": platform,
-        "backend": settings.runtime,
+        "platform": "" if platform == settings.runtime else platform,
+        "backend": _BACKENDS.get(settings.runtime, settings.runtime),
         "runtime": "",
         "version_policy": _version_policy(settings.version_policy),
         "max_batch_size": largest,

@@ -443,8 +443,11 @@ def test_repository() -> None:
         client.load_model("add")
         assert client.is_model_ready("add")
         client.unload_model("nope")
-        with pytest.raises(InferenceServerException, match="load parameters are not supported, got 'config'"):
+        with pytest.raises(InferenceServerException, match="the setting allow_load_override") as caught:
             client.load_model("add", config="{}")
+        assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+        with pytest.raises(InferenceServerException, match=r"'file:1/model\.py' needs 'config'"):
+            client.load_model("add", files={"file:1/model.py": b"x"})
 
     with_sync_client(test)
 

@@ -306,7 +306,14 @@ def test_the_repository() -> None:
         assert await post("models/nope/unload") == (200, b"")
         status, reply = await post("models/nope/load")
         assert (status, "failed to load 'nope', failed to poll from model repository" in reply["error"]) == (500, True)
-        assert (await post("models/add/load", b'{"parameters":{"config":"{}"}}'))[0] == 501
+        status, reply = await post("models/add/load", b'{"parameters":{"config":"{}"}}')
+        assert (status, "the setting allow_load_override" in reply["error"]) == (501, True)
+        status, reply = await post("models/add/load", b'{"parameters":{"file:1/model.py":"YWJj"}}')
+        assert (status, "'file:1/model.py' needs 'config'" in reply["error"]) == (400, True)
+        status, reply = await post("models/add/unload", b'{"parameters":{"unload_dependents":"yes"}}')
+        assert (status, "parameter 'unload_dependents' must be true or false" in reply["error"]) == (400, True)
+        assert (await post("models/add/unload", b" " * (2 << 20)))[0] == 400
+        assert (await house.send("GET", "/v2/models/add/ready"))[0] == 200
         for body in (b"{", b"[]", b'{"ready":5}', b"[" * 5000, b"\xff"):
             assert (await post("index", body))[0] == 400
         assert (await post("index", b" " * (2 << 20)))[0] == 400

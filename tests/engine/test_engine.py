@@ -15,6 +15,7 @@ from ekiben.testing import FakeExecutor, ManualClock
 from ekiben.types import (
     Batching,
     Catalogue,
+    Instances,
     ModelSettings,
     ModelSource,
     Request,
@@ -32,8 +33,11 @@ ADD = Signature(
 class FakeRunner(FakeExecutor):
     """A runner that answers a + version at once."""
 
-    def __init__(self, source: VersionSource, changed: Callable[[], None], signature: Signature) -> None:
+    def __init__(
+        self, source: VersionSource, changed: Callable[[], None], signature: Signature, devices: list[str]
+    ) -> None:
         super().__init__()
+        self.devices = devices
         self.source = source
         self.changed = changed
         self.signature = signature
@@ -48,7 +52,7 @@ class FakeRunner(FakeExecutor):
             raise LoadFailed("the file is damaged")
         self.ready = True
         signatures = {"other": self.signature, "serving_default": self.signature}
-        return Loaded(signatures, ["cpu"], 0.1, 1, decoupled=self.source.path == "decoupled")
+        return Loaded(signatures, self.devices, 0.1, 1, decoupled=self.source.path == "decoupled")
 
     async def stop(self) -> None:
         self.stopped = True
@@ -91,13 +95,15 @@ class House:
         self.repository: dict[str, ModelSource] = {}
         self.runners: dict[tuple[str, int], FakeRunner] = {}
         self.signature = ADD
+        self.devices = ["cpu"]
         self.engine = Engine(self.scan, self.runner, ManualClock(), **options)
 
     def scan(self) -> Catalogue:
         return dict(self.repository)
 
     def runner(self, source: VersionSource, changed: Callable[[], None]) -> FakeRunner:
-        made = self.runners[source.model, source.version] = FakeRunner(source, changed, self.signature)
+        made = FakeRunner(source, changed, self.signature, self.devices)
+        self.runners[source.model, source.version] = made
         return made
 
     def put(self, model: str, *versions: int, path: str = "", **settings: Any) -> None:
@@ -450,6 +456,37 @@ def test_class_labels_are_read_from_beside_the_model(tmp_path: Path) -> None:
         assert house.engine.version("m").labels == {"sum": ("cat", "dog")}
         assert "label file 'latin.txt' of output 'sum' cannot be read" in house.engine.index()[0].reason
         assert "label file 'zzz.txt'" in house.engine.index()[1].reason
+
+    run(test)
+
+
+def test_the_settings_shown_are_those_that_loading_chose(tmp_path: Path) -> None:
+    async def test() -> None:
+        (tmp_path / "m" / "1").mkdir(parents=True)
+        names = tmp_path / "m" / "names.txt"
+        names.write_text("cat\n")
+        house = House()
+        groups = (Instances(count=3, threads=2), Instances("cpu"))
+        house.devices = ["gpu:0", "gpu:1", "gpu:0", "cpu"]
+        house.put("m", 1, path=str(tmp_path / "m" / "1"), labels={"sum": str(names)}, instances=groups)
+        await house.engine.start()
+        view = house.engine.version("m")
+        assert view.settings.instances == (Instances("gpu:0", 2, 2), Instances("gpu:1", 1, 2), Instances("cpu"))
+        assert view.settings.labels == {"sum": "names.txt"}
+        assert view.settings.batching.max_batch_size == 64
+
+    run(test)
+
+
+def test_figures_of_what_is_not_there_are_refused_in_tritons_words() -> None:
+    async def test() -> None:
+        house = House()
+        house.put("m", 1)
+        await house.engine.start()
+        with pytest.raises(InvalidRequest, match=r"requested model 'zzz' is not available: .* is not found"):
+            house.engine.statistics("zzz")
+        with pytest.raises(InvalidRequest, match=r"version is not available for model 'm': .* 9 is not"):
+            house.engine.statistics("m", "9")
 
     run(test)
 

@@ -12,9 +12,10 @@ import pytest
 from bentoml._internal.models import ModelStore
 from bentoml.models import ModelContext
 
-from ekiben.errors import InvalidSettings, LoadFailed
+from ekiben.errors import InvalidSettings, LoadFailed, Unsupported
 from ekiben.repository.bento_store import BentoModels, BentoStore
 from ekiben.repository.version_numbers import VersionNumbers
+from ekiben.types import ModelSettings
 
 _IMPORTED = {"ekiben": "imported"}
 Save = Callable[..., Path]
@@ -63,6 +64,13 @@ def _versions(store: BentoStore, name: str) -> list[tuple[int, str]]:
     source = store.scan()[name]
     assert source.error == ""
     return [(version.version, version.word) for version in source.versions]
+
+
+def test_stored_versions_keep_their_configuration(save: Save, tmp_path: Path) -> None:
+    save("m:a", _IMPORTED)
+    for reader in (_store(tmp_path), BentoModels([], VersionNumbers(None))):
+        with pytest.raises(Unsupported, match=r"'m' is in the Bento|'m' is in the models of the Bento"):
+            reader.with_settings("m", ModelSettings())
 
 
 def test_only_imported_and_declared_names_are_ours(save: Save, tmp_path: Path) -> None:

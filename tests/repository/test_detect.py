@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ekiben.errors import InvalidSettings, LoadFailed
-from ekiben.repository.detect import detect
+from ekiben.repository.detect import detect, usual_file
 
 MODEL_PY = "import numpy\n\nclass Model:\n    def infer(self, inputs): ...\n"
 
@@ -132,3 +132,21 @@ def test_nothing_there(tmp_path: Path) -> None:
         detect(tmp_path / "gone")
     with pytest.raises(LoadFailed, match=r"holds no model that can be served: looked for \*\.onnx"):
         detect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "runtime", "found"),
+    [
+        (["saved_model.onnx", "model.onnx"], "onnx", "model.onnx"),
+        (["saved_model.onnx"], "onnx", "saved_model.onnx"),
+        (["net.onnx"], "onnx", ""),
+        (["model.py", "model.onnx"], "python", "model.py"),
+        (["model.savedmodel/saved_model.pb"], "tensorflow", "model.savedmodel"),
+        (["saved_model.pb"], "tensorflow", ""),
+        (["model.pt"], "torchscript", "model.pt"),
+        (["model.onnx"], "mine:Runtime", ""),
+    ],
+)
+def test_the_usual_file_of_a_runtime(files: list[str], runtime: str, found: str, tmp_path: Path) -> None:
+    touch(tmp_path, *files)
+    assert usual_file(tmp_path, runtime) == found

@@ -6,6 +6,7 @@ import pytest
 
 from ekiben.errors import InvalidSettings, LoadFailed
 from ekiben.repository.layout import Reader, open_repositories
+from ekiben.types import Batching, ModelSettings
 
 
 def _model(root: Path, name: str) -> None:
@@ -35,6 +36,24 @@ def test_a_name_in_two_is_wanted_from_neither(tmp_path: Path) -> None:
     assert str(tmp_path / "a") in sources["same"].error
     assert str(tmp_path / "c") in sources["same"].error
     assert sources["other"].error == ""
+
+
+def test_a_model_with_other_settings(tmp_path: Path) -> None:
+    for root, name in (("a", "one"), ("b", "two"), ("a", "same"), ("b", "same")):
+        _model(tmp_path / root, name)
+    reader = _open(tmp_path, str(tmp_path / "a"), str(tmp_path / "b"))
+    settings = ModelSettings(batching=Batching(max_batch_size=3))
+    two = reader.with_settings("two", settings)
+    assert two is not None
+    assert two.versions[0].settings == ModelSettings("onnx", "model.onnx", Batching(max_batch_size=3))
+    assert two.versions[0].path == str(tmp_path / "b" / "two" / "1")
+    assert reader.with_settings("three", settings) is None
+    same = reader.with_settings("same", settings)
+    assert same is not None
+    assert "two repositories have it" in same.error
+    lost = reader.with_settings("two", ModelSettings(labels={"o": "names.txt"}))
+    assert lost is not None
+    assert "label file 'names.txt'" in lost.error
 
 
 def test_none_is_no_repository(tmp_path: Path) -> None:

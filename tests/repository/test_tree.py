@@ -68,6 +68,14 @@ def test_a_configuration_that_is_wrong_hurts_its_model_only(tmp_path: Path) -> N
     assert sources["good"].versions[0].settings.file == "model.onnx"
 
 
+def test_the_file_is_said_where_only_the_runtime_was(tmp_path: Path) -> None:
+    _add(tmp_path, "m", "1", pbtxt='platform: "onnxruntime_onnx"')
+    _add(tmp_path, "other", "1", file="net.onnx", pbtxt='platform: "onnxruntime_onnx"')
+    sources = ModelTree(tmp_path).scan()
+    assert sources["m"].versions[0].settings.file == "model.onnx"
+    assert sources["other"].versions[0].settings.file == ""
+
+
 def test_two_configurations_are_one_too_many(tmp_path: Path) -> None:
     _add(tmp_path, "m", "1", config="runtime: onnx\n", pbtxt='name: "m"')
     assert "both model.yaml and config.pbtxt" in ModelTree(tmp_path).scan()["m"].error

@@ -114,6 +114,17 @@ def test_config_says_what_is_not_usual(batching: Batching) -> None:
     assert "dynamic_batching" in json.loads(model_config_body("m", "", ModelSettings(batching=batching), _SIGNATURE))
 
 
+def test_config_names_the_runtime_as_triton_does() -> None:
+    def named(runtime: str, platform: str) -> tuple[str, str]:
+        config = json.loads(model_config_body("m", platform, ModelSettings(runtime=runtime), _SIGNATURE))
+        return config["backend"], config["platform"]
+
+    assert named("onnx", "onnxruntime_onnx") == ("onnxruntime", "onnxruntime_onnx")
+    assert named("torchscript", "pytorch_libtorch") == ("pytorch", "pytorch_libtorch")
+    assert named("tensorflow", "tensorflow_savedmodel") == ("tensorflow", "tensorflow_savedmodel")
+    assert named("python", "python") == ("python", "")
+
+
 def test_config_without_one() -> None:
     settings = ModelSettings(batching=Batching(max_batch_size=0), version_policy="latest:2")
     config = json.loads(model_config_body("m", "", settings, _SIGNATURE))
