@@ -142,6 +142,8 @@ class Queue:
         `expire` was called at `now`. What is offered later may bring it forward.
         """
         event = self._expiries.next() if self._expiries else NEVER
+        if self._becoming_late:
+            self._becoming_late.next()  # no event, but those that have left are not to be kept for it
         if self._delay:
             times = (group.arrived + self._delay for group in self._groups.values())
             event = min(event, min((time for time in times if time > now), default=NEVER))
