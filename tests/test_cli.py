@@ -19,6 +19,8 @@ from PIL import Image
 
 from ekiben import cli
 from ekiben.repository.version_numbers import VersionNumbers
+from ekiben.settings import Settings
+from tests.certificates import Authority
 
 _ROOT = Path(__file__).parents[1]
 _TESTDATA = Path(os.environ.get("EKIBEN_TESTDATA", _ROOT.parent / "shared" / "testdata"))
@@ -318,6 +320,31 @@ def test_serve_becomes_bentoml_with_the_options_as_variables(
     assert json.loads(environ["EKIBEN_LOAD_MODEL"]) == ["m"]
     assert environ["EKIBEN_CONFIG"] == str(tmp_path / "ekiben.yaml")
     assert environ["EKIBEN_ALLOW_LOAD_OVERRIDE"] == "true"
+
+
+def test_serve_hands_on_secrets_and_files_as_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    called: list[tuple[str, list[str], dict[str, str]]] = []
+    monkeypatch.setattr("os.execve", lambda *arguments: called.append(arguments))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "service.py").write_text("")
+    expired = Authority(tmp_path).issue("server", days=-1)
+    (tmp_path / "ekiben.yaml").write_text("tls_cert: server.pem\n")
+    monkeypatch.setenv("EKIBEN_GRPC_RESTRICTED", "health:k=v, w")
+    cli.main(
+        ["serve", "--port", str(_free_port()), "--grpc-port", "0", "--repository", "store", "--config", "ekiben.yaml",
+         "--tls-key", "server.key", "--http-restricted-api", "inference,health:k=SECRET",
+         "--http-restricted-api", "trace:k=SECRET"]
+    )  # fmt: skip
+    ((_, command, environ),) = called
+    assert not [text for text in command if "SECRET" in text or "server.key" in text]
+    assert (environ["EKIBEN_TLS_CERT"], environ["EKIBEN_TLS_KEY"]) == (str(expired.cert), str(expired.key))
+    settings = Settings.load(environ=environ)
+    assert settings.http_restricted == ("inference,health:k=SECRET", "trace:k=SECRET")
+    assert settings.grpc_restricted == ("health:k=v, w",)
+    said = f"ekiben: clients will refuse the certificate '{expired.cert}': certificate has expired\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_version_that_a_word_has_is_not_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
