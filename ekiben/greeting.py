@@ -74,10 +74,14 @@ def call(address: HttpAddress, engine: Engine, headers: dict[str, str]) -> str:
             return _line(address, asks, "/classify", ["-F", f"image=@{_photo()}", "-F", f"model={name}"])
     if not names:
         return _line(address, headers.get("metadata", ""), "/v2")
-    specs = engine.version(names[0]).default.inputs
+    view = engine.version(names[0])
+    specs = view.default.inputs
     sizes = [math.prod(max(size, 1) for size in spec.shape) for spec in specs]
     if sum(sizes) > _MOST_NUMBERS or any(spec.datatype in ("FP16", "BF16") for spec in specs):
         return _line(address, headers.get("metadata", ""), f"/v2/models/{names[0]}")
+    if view.settings.decoupled:
+        flat = {spec.name: [_ZEROS.get(spec.datatype, 0)] * size for spec, size in zip(specs, sizes, strict=True)}
+        return _line(address, asks, f"/v2/models/{names[0]}/generate_stream", ["-N", "-d", json.dumps(flat)])
     inputs = [
         {
             "name": spec.name,
