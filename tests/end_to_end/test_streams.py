@@ -241,3 +241,15 @@ def test_streams_are_counted(server: Server) -> None:
     words(tell(server, "a b c"))
     list(events(tell(server, "a raise")))
     assert counted() == (before[0] + 1, before[1] + 1)
+
+
+def test_the_call_that_the_server_suggests_answers(serve: Serve, models: Path) -> None:
+    alone = serve("--repository", str(models), "--model-control", "explicit", "--load-model", "teller")
+    alone.wait(lambda: "Try: curl" in alone.log)
+    (suggested,) = re.findall("Try: (curl .*)", alone.log)
+    assert suggested.startswith("curl -N ")
+    answer = subprocess.run(
+        suggested.replace('[""]', '"hello"'), shell=True, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.count("data: ") == 1
+    assert "hello" in answer.stdout
