@@ -227,8 +227,14 @@ class EngineApp:
         handlers = [OipGenerate(engine, self._settings).handlers, OipHttpSharedMemory(regions).handlers]
         self._oip = OipHttp(engine, self._settings, regions=regions, extensions=handlers)
         services = _grpc_services(engine, regions)
-        paths = [path for methods in services for path in (*methods.unary, *methods.streaming)]
-        grpc = GrpcPort(services, self._settings.body_limit_bytes, grpc_guards(self._settings, paths))
+        paths = [path for methods in services for path in methods.paths()]
+        grpc = GrpcPort(
+            services,
+            self._settings.body_limit_bytes,
+            grpc_guards(self._settings, paths),
+            max_connections=self._settings.grpc_max_connections,
+            max_connection_age_s=self._settings.grpc_max_connection_age_s,
+        )
         http = _http_address(self._settings, self._certified_hosts)
         if self._settings.grpc_port:
             try:

@@ -71,6 +71,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     port: int = 3000
     grpc_port: int = 3001
     """0: no gRPC."""
+    grpc_max_connections: int = 10_000
+    """More are refused; also those over half of the files that the process may open."""
+    grpc_max_connection_age_s: int = 0
+    """A client is asked to connect again after this long, give or take a tenth; 0: never."""
     workers: int = 1
     repositories: tuple[str, ...] = ()
     """Folders of models, and 'store' for the Bento model store. Empty: what service.py declares."""
@@ -121,6 +125,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _check(self.log_format in ("text", "json"), "log_format", "'text' or 'json'", self.log_format)
         for name in ("body_limit_bytes", "decompressed_limit_bytes", "json_limit_bytes", "json_depth_limit"):
             _check(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
+        _check(self.grpc_max_connections >= 1, "grpc_max_connections", "1 or more", self.grpc_max_connections)
+        age = self.grpc_max_connection_age_s
+        _check(age >= 0, "grpc_max_connection_age_s", "0 or more", age)
         _check(bool(self.host), "host", "an address", self.host)
         _check(
             not self.load_models or self.model_control == "explicit",

@@ -19,6 +19,7 @@ def _file(folder: Path, text: str) -> Path:
 def test_the_defaults() -> None:
     settings = Settings.load(environ={"BENTOML_HOME": "/bento"})
     assert (settings.host, settings.port, settings.grpc_port) == ("127.0.0.1", 3000, 3001)
+    assert (settings.grpc_max_connections, settings.grpc_max_connection_age_s) == (10_000, 0)
     assert settings.repositories == ()
     assert settings.model_control == "none"
     assert not settings.allow_load_override
@@ -87,6 +88,8 @@ def test_explicit_control_may_be_said_in_another_source(tmp_path: Path) -> None:
         ("", {"EKIBEN_REPOSITORY": "[1]"}, {}, ["the environment", "EKIBEN_REPOSITORY", "'[1]'"]),
         ("", {"EKIBEN_LOG_FORMAT": "xml"}, {}, ["the environment", "log_format", "'xml'"]),
         ("", {"EKIBEN_JSON_DEPTH_LIMIT": "0"}, {}, ["the environment", "json_depth_limit", "0"]),
+        ("grpc_max_connections: 0", {}, {}, ["ekiben.yaml", "grpc_max_connections", "1 or more", "0"]),
+        ("", {"EKIBEN_GRPC_MAX_CONNECTION_AGE_S": "-1"}, {}, ["grpc_max_connection_age_s", "0 or more", "-1"]),
         ("", {"EKIBEN_PORT": "4000"}, {}, ["EKIBEN_PORT is not read", "BENTOML_PORT"]),
         ("", {"EKIBEN_WORKERS": "2"}, {}, ["EKIBEN_WORKERS is not read", "BENTOML_API_WORKERS"]),
         ("", {"EKIBEN_ACESS_LOG": "1"}, {}, ["EKIBEN_ACESS_LOG", "did you mean EKIBEN_ACCESS_LOG"]),

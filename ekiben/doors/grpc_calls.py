@@ -6,12 +6,12 @@ ours, which the transport logs and answers with INTERNAL. The transport cancels 
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-__all__ = ["Call", "Methods", "Pending", "Streaming", "Unary"]
+__all__ = ["Call", "Methods", "Pending", "Receiver", "Receiving", "Replies", "Streaming", "Unary"]
 
 
 class Call(Protocol):
@@ -46,8 +46,55 @@ Streaming: TypeAlias = Callable[[AsyncIterator[memoryview], Call], AsyncIterator
 """Any number of messages in and out; also for one message in or out, if the other side is a stream."""
 
 
+class Replies(Call, Protocol):
+    """The sending side of a call with many messages, for its Receiver. Nothing happens on a call that is over."""
+
+    def send_all(self, messages: Sequence[bytes]) -> bool:
+        """Send some messages, without waiting. False: the client is behind in reading, until `drained`."""
+        ...
+
+    async def drained(self) -> None:
+        """Wait until the client takes more."""
+        ...
+
+    def consumed(self) -> None:
+        """The oldest message that was not yet consumed has been dealt with: the client may send another."""
+        ...
+
+    def finish(self) -> None:
+        """End the call with status OK."""
+        ...
+
+
+class Receiver(Protocol):
+    """Its reading side. No method may block; what is raised ends the call."""
+
+    def message(self, message: memoryview) -> None:
+        """The client's next message. `Replies.consumed` must follow, at once or later, or no more will come."""
+        ...
+
+    def ended(self) -> None:
+        """The client has sent its last message."""
+        ...
+
+    def cancelled(self) -> None:
+        """The call is over: nothing that is sent will arrive."""
+        ...
+
+
+Receiving: TypeAlias = Callable[[Replies], Receiver]
+"""As Streaming, but without a task or a generator: it is called when a call begins. For messages that must be cheap."""
+
+
 class Methods(msgspec.Struct, frozen=True):
     """Handlers by the path of their method, `/package.Service/Method`."""
 
     unary: Mapping[str, Unary]
-    streaming: Mapping[str, Streaming]
+    streaming: Mapping[str, Streaming] = {}
+    receiving: Mapping[str, Receiving] = {}
+
+    def paths(self) -> Iterator[str]:
+        """Every method's path."""
+        yield from self.unary
+        yield from self.streaming
+        yield from self.receiving

@@ -11,18 +11,20 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import random
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias, cast, final
 
 import msgspec
 
 from ekiben.clock import SYSTEM_CLOCK, Clock
+from ekiben.doors.grpc_calls import Receiver
 from ekiben.doors.grpc_stream import (
     INLINE_PACK_BYTES,
     INLINE_UNPACK_BYTES,
     WORTH_PACKING_BYTES,
-    Receiver,
     StreamCall,
     Streaming,
     streaming,
@@ -38,6 +40,7 @@ from ekiben.wire.h2 import (
     Limits,
     Memory,
     Opened,
+    Received,
     Reply,
     Status,
     too_much,
@@ -58,6 +61,7 @@ __all__ = [
 
 _LOG: Final = logging.getLogger("ekiben.doors.grpc_server")
 _TICK_S: Final = 1.0
+_TELL_S: Final = 1.0
 _LINGER_S: Final = 1.0
 """A connection that broke the rules may still read why before its socket goes."""
 
@@ -95,7 +99,8 @@ class GrpcServer:
     """All connections of one port. `loop.create_server(server.protocol, …)` makes it listen.
 
     `translate` gives the status for exceptions that are not GrpcError, or None for those whose text must not reach a
-    client. `memory` bounds what all clients together leave half sent, unread or unpacked.
+    client. `memory` bounds what all clients together leave half sent, unread or unpacked. A connection over
+    `max_connections` is closed at once.
     """
 
     def __init__(
@@ -105,6 +110,7 @@ class GrpcServer:
         *,
         translate: Callable[[Exception], GrpcError | None] = lambda _: None,
         memory: Memory | None = None,
+        max_connections: int = sys.maxsize,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.handlers = handlers
@@ -113,6 +119,9 @@ class GrpcServer:
         self.memory = memory or Memory()
         self.now = clock.monotonic
         self.protocols: set[GrpcProtocol] = set()
+        self._max_connections = max_connections
+        self._refused = 0  # connections, since the log told of them
+        self._told = -math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._leaving: asyncio.Future[None] | None = None
 
@@ -144,13 +153,23 @@ class GrpcServer:
             return GrpcError(Status.INTERNAL, "internal error")
         return told
 
-    def connected(self, protocol: "GrpcProtocol") -> None:
-        """A connection begins."""
+    def connected(self, protocol: "GrpcProtocol") -> bool:
+        """A connection begins; False: there are too many."""
+        if len(self.protocols) >= self._max_connections:
+            self._refused += 1
+            now = self.now()
+            if now - self._told >= _TELL_S:
+                text = "gRPC: %d refused, for %d connections are open (setting grpc_max_connections)"
+                _LOG.warning(text, self._refused, len(self.protocols))
+                self._refused = 0
+                self._told = now
+            return False
         self.protocols.add(protocol)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
         if self._leaving is not None:
             protocol.drain()
+        return True
 
     def disconnected(self, protocol: "GrpcProtocol") -> None:
         """A connection is gone."""
@@ -183,7 +202,7 @@ class GrpcProtocol(asyncio.Protocol):
             limits = msgspec.structs.replace(limits, max_age_s=limits.max_age_s * random.uniform(0.9, 1.1))
         self.machine: Connection[Handler] = Connection(server.handlers, limits, server.memory, server.now())
         self._scheduled = False
-        self._paused = False
+        self.paused = False
         self._ending: asyncio.TimerHandle | None = None
         self._lost = False
         self._unpacked_bytes: dict[int, int] = {}  # by stream, of unary calls
@@ -195,14 +214,22 @@ class GrpcProtocol(asyncio.Protocol):
         """Greet."""
         # uvloop's are transports in all but their base class.
         self._transport = cast("asyncio.Transport", transport)
-        self.server.connected(self)
-        self.flush()
+        if self.server.connected(self):
+            self.flush()
+            return
+        # Without a word: a client that got SETTINGS takes it for a connection, and comes again at once after a GOAWAY;
+        # one that got nothing waits longer each time.
+        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Handle all that has come, and write what can be answered at once."""
         for event in self.machine.receive(data, self.server.now()):
             if type(event) is Call and not event.packed:
                 self._start(event)
+            elif type(event) is Received:
+                stream = event.call.work
+                assert isinstance(stream, StreamCall)
+                stream.received(event)
             else:
                 self._handle(event)
         if self._drains:
@@ -216,12 +243,12 @@ class GrpcProtocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client does not read."""
-        self._paused = True
+        self.paused = True
         self.machine.unwritten(max(1, self._transport.get_write_buffer_size()))
 
     def resume_writing(self) -> None:
         """The client reads again."""
-        self._paused = False
+        self.paused = False
         self.machine.unwritten(0)
         self.flush()
         self._wake_drains()
@@ -240,7 +267,7 @@ class GrpcProtocol(asyncio.Protocol):
 
     def tick(self) -> None:
         """Let time pass."""
-        if self._paused:
+        if self.paused:
             self.machine.unwritten(max(1, self._transport.get_write_buffer_size()))
         for event in self.machine.tick(self.server.now()):
             self._handle(event)
@@ -270,7 +297,7 @@ class GrpcProtocol(asyncio.Protocol):
         """Write now, if the client reads."""
         self._scheduled = False
         machine = self.machine
-        if self._lost or self._ending is not None or (self._paused and not machine.closed):
+        if self._lost or self._ending is not None or (self.paused and not machine.closed):
             return
         data = machine.take()
         if data:
@@ -280,7 +307,7 @@ class GrpcProtocol(asyncio.Protocol):
 
     async def drained(self, call: Call[Handler]) -> None:
         """Wait until what was sent of a call is on its way."""
-        while not self._lost and not call.finished and (self._paused or call.queue is not None):
+        while not self._lost and not call.finished and (self.paused or call.queue is not None):
             waiter = self.loop.create_future()
             self._drains.append(waiter)
             await waiter

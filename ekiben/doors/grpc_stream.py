@@ -6,9 +6,10 @@ A handler is a Receiver, called on the loop for each message (the fast way), or 
 import asyncio
 import functools
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol, final
 
+from ekiben.doors.grpc_calls import Receiver
 from ekiben.wire.compression import compressed
 from ekiben.wire.h2 import (
     Call,
@@ -41,6 +42,9 @@ INLINE_UNPACK_BYTES: Final = 4 << 10
 INLINE_PACK_BYTES: Final = 64 << 10
 """Replies up to here are packed on the loop."""
 WORTH_PACKING_BYTES: Final = 128
+_TOLD_MESSAGES: Final = 32
+_TOLD_BYTES: Final = 16 << 10
+"""Consumed messages that are told to the machine at once: so few are never in the way of the next."""
 
 
 class Link(Protocol):
@@ -50,6 +54,8 @@ class Link(Protocol):
     loop: asyncio.AbstractEventLoop
     memory: Memory
     message_bytes: int
+    paused: bool
+    """Whether the socket takes no more."""
 
     def flush_soon(self) -> None:
         """Write at the end of this loop turn."""
@@ -61,22 +67,6 @@ class Link(Protocol):
 
     def error_of(self, error: BaseException, path: bytes) -> GrpcError:
         """What a client is told of an exception."""
-        ...
-
-
-class Receiver(Protocol):
-    """The reading side of a streaming handler. No method may block; what is raised ends the call."""
-
-    def message(self, message: memoryview) -> None:
-        """The client's next message. `StreamCall.consumed` must follow, at once or later, or no more will come."""
-        ...
-
-    def ended(self) -> None:
-        """The client has sent its last message."""
-        ...
-
-    def cancelled(self) -> None:
-        """The call is over: nothing that is sent will arrive."""
         ...
 
 
@@ -99,7 +89,19 @@ class Streaming:
 class StreamCall:
     """A streaming call, for its handler. Nothing happens on a call that is over."""
 
-    __slots__ = ("_call", "_inbox", "_link", "_receiver", "_sizes", "_unpacking", "deadline", "head", "state")
+    __slots__ = (
+        "_call",
+        "_consumed",
+        "_consumed_bytes",
+        "_inbox",
+        "_link",
+        "_receiver",
+        "_sizes",
+        "_unpacking",
+        "deadline",
+        "head",
+        "state",
+    )
 
     def __init__(self, link: Link, call: Call[Any]) -> None:
         self.head = call.head
@@ -112,9 +114,13 @@ class StreamCall:
         self._inbox: deque[Received[Any] | Ended[Any]] = deque()  # behind a message that is being unpacked
         self._unpacking = False
         self._sizes: deque[tuple[int, int]] = deque()  # of messages not consumed: on the wire, and unpacked
+        self._consumed = self._consumed_bytes = 0  # which the machine has not been told of
 
-    def send(self, message: Reply) -> None:
-        """Send one message; it must not change until it is written. Never waits: see `drained`."""
+    def send(self, message: Reply) -> bool:
+        """Send one message; it must not change until it is written. Never waits.
+
+        False: the client is behind in reading, and `drained` says when it is not.
+        """
         encoding = self.head.reply_encoding
         packed = False
         if encoding:
@@ -123,6 +129,17 @@ class StreamCall:
             message = compressed(whole, encoding) if packed else whole
         self._link.machine.send(self._call, message, packed=packed)
         self._link.flush_soon()
+        return self._call.queue is None and not self._link.paused
+
+    def send_all(self, messages: Sequence[bytes]) -> bool:
+        """The same for several messages, which is cheaper than one by one."""
+        if self.head.reply_encoding:
+            for message in messages:
+                self.send(message)
+        else:
+            self._link.machine.send_all(self._call, messages)
+            self._link.flush_soon()
+        return self._call.queue is None and not self._link.paused
 
     async def drained(self) -> None:
         """Wait until the client takes more: after each `send` of a handler that has much to say."""
@@ -143,10 +160,14 @@ class StreamCall:
         """The oldest message that was not yet consumed has been dealt with."""
         if self._sizes:
             size, unpacked_bytes = self._sizes.popleft()
-            self._link.memory.give(unpacked_bytes)
-            self._link.machine.consumed(self._call, size)
-            if self._link.machine.has_output:
-                self._link.flush_soon()
+            if unpacked_bytes:
+                self._link.memory.give(unpacked_bytes)
+            self._consumed += 1
+            self._consumed_bytes += size
+            if self._consumed >= _TOLD_MESSAGES or self._consumed_bytes >= _TOLD_BYTES:
+                if self._link.machine.consumed(self._call, self._consumed_bytes, self._consumed):
+                    self._link.flush_soon()
+                self._consumed = self._consumed_bytes = 0
 
     @property
     def over(self) -> bool:
@@ -161,6 +182,19 @@ class StreamCall:
         assert isinstance(handler, Streaming)
         try:
             self._receiver = handler.open(self)
+        except Exception as error:
+            self.fail(error)
+
+    def received(self, event: Received[Any]) -> None:
+        """Pass on a message, as `event` does, where nothing is in its way: the usual case."""
+        receiver = self._receiver
+        if receiver is None or event.packed or self._unpacking or self._inbox or self._call.finished:
+            self.event(event)
+            return
+        message = event.message
+        self._sizes.append((len(message), 0))
+        try:
+            receiver.message(message)
         except Exception as error:
             self.fail(error)
 

@@ -4,6 +4,7 @@ Inference has a file of its own. The other replies are made of the HTTP door's d
 """
 
 import asyncio
+from functools import partial
 from typing import Any, Final, NoReturn, final
 
 import msgspec
@@ -12,6 +13,7 @@ from google.protobuf import json_format
 from ekiben import __version__
 from ekiben.doors.grpc_calls import Call, Methods, Unary
 from ekiben.doors.oip_grpc_infer import Inference
+from ekiben.doors.oip_grpc_stream import InferStream
 from ekiben.engine.engine import Engine
 from ekiben.errors import Unsupported
 from ekiben.extensions.shared_memory import NO_REGIONS, SharedMemory
@@ -62,7 +64,8 @@ class OipGrpc:
         }
         path = f"/{OIP.services[0]}/"
         self.methods: Final = Methods(
-            {path + name: handler for name, handler in unary.items()}, {path + "ModelStreamInfer": inference.stream}
+            {path + name: handler for name, handler in unary.items()},
+            receiving={path + "ModelStreamInfer": partial(InferStream, inference)},
         )
 
     def _server_live(self, _data: memoryview, _call: Call) -> bytes:

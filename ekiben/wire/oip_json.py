@@ -63,6 +63,8 @@ class InferCall(msgspec.Struct, gc=False):
     """Some output is wanted as classes: `encode_reply` needs Classes."""
     shared: Mapping[str, SharedInput] | None = None
     """Inputs in shared memory: the door has to read them into the request. None: no tensor, in or out, is there."""
+    wants_end: bool = False
+    """The end of a decoupled model's responses is to be said by a message of its own."""
 
 
 class Classes(msgspec.Struct, frozen=True):

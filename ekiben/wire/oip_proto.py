@@ -25,7 +25,14 @@ from ekiben.wire.protos.oip import OIP
 from ekiben.wire.shared_memory import SharedInput, SharedPlace, check_alone, shared_place_of
 from ekiben.wire.typed_contents import tensor_from_contents
 
-__all__ = ["InferCodec", "InvalidInput", "encode_kserve_change", "encode_stream_error", "request_id"]
+__all__ = [
+    "InferCodec",
+    "InvalidInput",
+    "encode_kserve_change",
+    "encode_stream_end",
+    "encode_stream_error",
+    "request_id",
+]
 
 Buffer: TypeAlias = bytes | memoryview
 Pieces: TypeAlias = list[Buffer]
@@ -46,7 +53,8 @@ _COPIED_BYTES: Final = 4096
 """Up to here a copy of a tensor costs less than a view of it."""
 _NOTHING: Final = np.empty(0, np.uint8)
 _FINAL: Final = b'"\x1b\n\x15triton_final_response\x12\x02\x08\x01'
-"""parameters {"triton_final_response": {bool_param: true}}, which Triton puts into each answer on a stream."""
+"""parameters {"triton_final_response": {bool_param: true}}: Triton says it with each answer on a stream."""
+_MORE_FOLLOW: Final = _FINAL[:-1] + b"\0"
 
 
 class InvalidInput(InvalidRequest):
@@ -90,7 +98,19 @@ class _Plan(msgspec.Struct, frozen=True):
     typed: dict[str, Tensor] | None
     """The inputs themselves where they came as contents."""
     shared: dict[str, SharedInput] | None
-    """As InferCall has it."""
+    wants_end: bool
+    """Both as InferCall has them."""
+
+
+class _Layout(msgspec.Struct, frozen=True):
+    """Where things stand in a small message with raw tensors of known sizes."""
+
+    plan: _Plan
+    start: bytes
+    """Up to the id; without one, up to the tensors."""
+    has_id: bool
+    tensors: tuple[tuple[bytes, _Input], ...]
+    """Each input's, and the bytes before it: tag and length, and before the first what follows the id."""
 
 
 @final
@@ -99,13 +119,21 @@ class InferCodec:
 
     def __init__(self) -> None:
         self._plans: dict[bytes, _Plan] = {}
-        self._heads: dict[tuple[object, ...], bytes] = {}
+        self._heads: dict[tuple[object, ...], tuple[bytes, tuple[bytes, ...]]] = {}
+        self._layout: _Layout | None = None
+        """Of the last message: most are like the one before."""
 
     def decode_infer(self, data: Buffer) -> InferCall:
         """Raw tensors are views of `data`, but for BYTES; those in shared memory are missing. Raises InvalidRequest."""
         end = len(data)
-        if end <= _KEPT_BYTES and type(data) is not bytes:
-            data = bytes(data)
+        if end <= _KEPT_BYTES:
+            if type(data) is not bytes:
+                data = bytes(data)
+            layout = self._layout
+            if layout is not None and data.startswith(layout.start):
+                inputs_and_id = _inputs_like(layout, data, end)
+                if inputs_and_id is not None:
+                    return _call(layout.plan, *inputs_and_id)
         position = id_start = id_end = 0
         id_text = ""
         try:
@@ -151,7 +179,9 @@ class InferCodec:
                 if len(self._plans) >= _KEPT:
                     self._plans.clear()
                 self._plans[head] = plan
-        return _call(plan, id_text, data, tensors)
+        if end <= _KEPT_BYTES:
+            self._layout = _layout(plan, head, id_start if id_end else -1)
+        return _call(plan, _inputs(plan, data, tensors), id_text)
 
     def _decode_whole(self, data: Buffer) -> InferCall:
         """A message whose fields stand in another order, or that has fields unknown here."""
@@ -163,7 +193,7 @@ class InferCodec:
         for tensor in raw:
             tensors.append((offset, len(tensor)))
             offset += len(tensor)
-        return _call(plan, message.id, b"".join(raw), tensors)
+        return _call(plan, _inputs(plan, b"".join(raw), tensors), message.id)
 
     def encode_infer(self, call: InferCall, response: Response, classes: Classes | None = None) -> bytes:
         """A ModelInferResponse, outputs in the response's order, all of them raw.
@@ -182,37 +212,52 @@ class InferCodec:
             head = _response_head(response, outputs, places)
             # Clients find a raw tensor by counting outputs: what was written elsewhere has an empty one here.
             outputs = {name: _NOTHING if name in places else tensor for name, tensor in outputs.items()}
+            before: tuple[bytes, ...] = (b"",) * len(outputs)
         else:
             key: list[object] = [response.model, response.version]
             for name, tensor in outputs.items():
                 key += (name, tensor.dtype.num, tensor.shape)
             kept = tuple(key)
-            head = self._heads.get(kept) or self._keep_head(kept, response, outputs)
+            head, before = self._heads.get(kept) or self._keep_head(kept, response, outputs)
         pieces: Pieces = [head]
         if call.request.id:
             pieces.append(_text(b"\x1a", call.request.id))
-        for tensor in outputs.values():
-            blob: Buffer
-            if tensor.nbytes <= _COPIED_BYTES and tensor.dtype.kind not in "OSU":
-                blob = tensor.tobytes()
+        for start, tensor in zip(before, outputs.values(), strict=True):
+            if start:
+                pieces += (start, tensor.tobytes())
             else:
                 blob = binary_from_tensor(tensor)
-            pieces += (b"2" + _varint(len(blob)), blob)
+                pieces += (b"2" + _varint(len(blob)), blob)
         return pieces
 
-    def _keep_head(self, key: tuple[object, ...], response: Response, outputs: dict[str, Tensor]) -> bytes:
+    def _keep_head(
+        self, key: tuple[object, ...], response: Response, outputs: dict[str, Tensor]
+    ) -> tuple[bytes, tuple[bytes, ...]]:
+        """What `_heads` holds: a reply up to its tensors, and what stands before each; b"" where that needs a look."""
         head = _response_head(response, outputs)
+        before = tuple(
+            b"2" + _varint(tensor.nbytes) if tensor.nbytes <= _COPIED_BYTES and tensor.dtype.kind not in "OSU" else b""
+            for tensor in outputs.values()
+        )
         if len(self._heads) >= _KEPT:
             self._heads.clear()
         if len(head) <= _KEPT_BYTES:
-            self._heads[key] = head
-        return head
+            self._heads[key] = head, before
+        return head, before
 
-    def encode_stream(self, call: InferCall, response: Response, classes: Classes | None = None) -> bytes:
-        """A ModelStreamInferResponse with the answer to one request, which is its only one."""
-        pieces = self.encode_pieces(call, response, classes)
-        size = sum(map(len, pieces)) + len(_FINAL)
-        return b"".join((b"\x12", _varint(size), _FINAL, *pieces))
+    def encode_stream(
+        self, call: InferCall, response: Response, classes: Classes | None = None, *, final: bool = True
+    ) -> bytes:
+        """A ModelStreamInferResponse with an answer to one request, `final`: the last or only one."""
+        body = b"".join(self.encode_pieces(call, response, classes))
+        size = len(body) + len(_FINAL)
+        return b"\x12%b%b%b" % (_varint(size), _FINAL if final else _MORE_FOLLOW, body)
+
+
+def encode_stream_end(model: str, version: str, identity: str) -> bytes:
+    """A ModelStreamInferResponse without outputs, which says that a request has all of its responses."""
+    body = b"".join((_text(b"\n", model), _text(b"\x12", version), _text(b"\x1a", identity) if identity else b""))
+    return b"\x12%b%b%b" % (_varint(len(body) + len(_FINAL)), _FINAL, body)
 
 
 def encode_stream_error(message: str, identity: str) -> bytes:
@@ -249,26 +294,64 @@ def _long(data: Buffer, position: int) -> tuple[int, int]:
             raise IndexError
 
 
-def _call(plan: _Plan, identity: str, data: Buffer, tensors: Sequence[tuple[int, int]]) -> InferCall:
-    inputs: dict[str, Tensor]
-    if plan.typed is not None:
-        inputs = plan.typed
-    else:
-        if len(tensors) != len(plan.inputs):
-            raise _count_error(plan, len(tensors))
-        inputs = {}
-        for given, (start, size) in zip(plan.inputs, tensors, strict=True):
-            if size == given.size:
-                inputs[given.name] = np.ndarray(given.shape, given.dtype, data, start)
-            else:
-                inputs[given.name] = _checked(plan, given, bytes(data[start : start + size]))
+def _call(plan: _Plan, inputs: dict[str, Tensor], identity: str) -> InferCall:
     parameters: dict[str, Parameter] = {}
     request = Request(plan.model, inputs, plan.version, identity, plan.outputs, parameters, plan.signature)
     if plan.parameters:
         request.parameters = plan.parameters.copy()
         request.priority = plan.priority
         request.timeout_us = plan.timeout_us
-    return InferCall(request, True, plan.wishes, plan.classifies, plan.shared)
+    return InferCall(request, True, plan.wishes, plan.classifies, plan.shared, plan.wants_end)
+
+
+def _inputs(plan: _Plan, data: Buffer, tensors: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
+    if plan.typed is not None:
+        return plan.typed
+    if len(tensors) != len(plan.inputs):
+        raise _count_error(plan, len(tensors))
+    inputs: dict[str, Tensor] = {}
+    for given, (start, size) in zip(plan.inputs, tensors, strict=True):
+        if size == given.size:
+            inputs[given.name] = np.ndarray(given.shape, given.dtype, data, start)
+        else:
+            inputs[given.name] = _checked(plan, given, bytes(data[start : start + size]))
+    return inputs
+
+
+def _layout(plan: _Plan, head: bytes, id_position: int) -> _Layout | None:
+    """How a message with this head lies, its id at `id_position` (-1: it has none); None where tensors need a look."""
+    if plan.typed is not None or not plan.inputs or any(given.size < 0 for given in plan.inputs):
+        return None
+    before = [b":" + _varint(given.size) for given in plan.inputs]
+    if id_position >= 0:
+        before[0] = head[id_position:] + before[0]
+        head = head[:id_position]
+    return _Layout(plan, head, id_position >= 0, tuple(zip(before, plan.inputs, strict=True)))
+
+
+def _inputs_like(layout: _Layout, data: bytes, end: int) -> tuple[dict[str, Tensor], str] | None:
+    """The inputs and the id of a message that begins with `layout.start`; None if it does not go on like it."""
+    position = len(layout.start)
+    identity = ""
+    if layout.has_id:
+        if end < position + 2 or data[position] != _ID or data[position + 1] > 127:
+            return None
+        start = position + 2
+        position = start + data[position + 1]
+        try:
+            identity = str(data[start:position], "utf-8")
+        except UnicodeDecodeError:
+            return None
+    inputs: dict[str, Tensor] = {}
+    for before, given in layout.tensors:
+        if not data.startswith(before, position):
+            return None
+        position += len(before)
+        if position + given.size > end:
+            return None
+        inputs[given.name] = np.ndarray(given.shape, given.dtype, data, position)
+        position += given.size
+    return (inputs, identity) if position == end else None
 
 
 def _count_error(plan: _Plan, found: int) -> InvalidRequest:
@@ -343,6 +426,7 @@ def _plan(message: Any, raw: bool) -> _Plan:
         int(parameters.get("timeout", 0)),
         typed,
         shared if shared or any(wish.place is not None for wish in wishes.values()) else None,
+        _EMPTY_FINAL in message.parameters and message.parameters[_EMPTY_FINAL].bool_param,
     )
 
 
@@ -384,7 +468,6 @@ def _parameters(given: Any) -> dict[str, Parameter]:
     for key, parameter in given.items():
         kind = parameter.WhichOneof("parameter_choice")
         if key == _EMPTY_FINAL:
-            # Every model here gives one answer to a request, and that is the final one.
             _check_kind(key, kind, ("bool_param",))
             continue
         if key.startswith("triton_"):
@@ -470,13 +553,16 @@ def _response_head(
 
 
 def _text(tag: bytes, text: str) -> bytes:
-    encoded = text.encode("utf-8", "replace")
+    encoded = text.encode() if text.isascii() else text.encode("utf-8", "replace")
     return tag + _varint(len(encoded)) + encoded
+
+
+_BYTES: Final = tuple(bytes((value,)) for value in range(128))
 
 
 def _varint(value: int) -> bytes:
     if value < 128:
-        return bytes((value,))
+        return _BYTES[value]
     made = bytearray()
     while value > 127:
         made.append(value & 127 | 128)

@@ -11,7 +11,7 @@ import grpc.aio
 import msgspec
 
 from ekiben.clock import SYSTEM_CLOCK
-from ekiben.doors.grpc_calls import Methods, Streaming, Unary
+from ekiben.doors.grpc_calls import Methods, Receiving, Streaming, Unary
 from ekiben.doors.status import grpc_status
 from ekiben.errors import EkibenError
 
@@ -32,13 +32,14 @@ ENDLESS: Final = Call()
 class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
     def __init__(self, doors: Sequence[Methods]) -> None:
         self.unary = {path: handler for door in doors for path, handler in door.unary.items()}
-        self.streaming = {path: handler for door in doors for path, handler in door.streaming.items()}
+        self.streaming = {path: _streaming(handler) for door in doors for path, handler in door.streaming.items()}
+        self.streaming |= {path: _receiving(handler) for door in doors for path, handler in door.receiving.items()}
 
     def service(self, details: Any) -> Any:
         if details.method in self.unary:
             return grpc.unary_unary_rpc_method_handler(_unary(self.unary[details.method]))
         if details.method in self.streaming:
-            return grpc.stream_stream_rpc_method_handler(_streaming(self.streaming[details.method]))
+            return grpc.stream_stream_rpc_method_handler(self.streaming[details.method])
         return None
 
 
@@ -72,6 +73,52 @@ def _streaming(handler: Streaming) -> Any:
 def _call(context: Any) -> Call:
     left_seconds = context.time_remaining()
     return Call(None if left_seconds is None else SYSTEM_CLOCK.monotonic() + left_seconds)
+
+
+class _Replies:
+    """What a Receiver sends, for a generator to yield; None ends it."""
+
+    def __init__(self, deadline: float | None) -> None:
+        self.deadline = deadline
+        self.sent: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.over = False
+
+    def send_all(self, messages: Sequence[bytes]) -> bool:
+        for message in messages:
+            self.sent.put_nowait(message)
+        return True
+
+    async def drained(self) -> None:
+        pass
+
+    def consumed(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        self.over = True
+        self.sent.put_nowait(None)
+
+
+def _receiving(handler: Receiving) -> Any:
+    async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        replies = _Replies(_call(context).deadline)
+        receiver = handler(replies)
+
+        async def read() -> None:
+            async for data in requests:
+                receiver.message(memoryview(data))
+            receiver.ended()
+
+        reader = asyncio.create_task(read())
+        try:
+            while (reply := await replies.sent.get()) is not None:
+                yield reply
+        finally:
+            reader.cancel()
+            if not replies.over:
+                receiver.cancelled()
+
+    return answer
 
 
 def _code(error: EkibenError) -> Any:

@@ -115,6 +115,31 @@ class EchoReceiver:
         pass
 
 
+class GroupReceiver(EchoReceiver):
+    """Answers all that has come at the end of the loop turn, in one go."""
+
+    def __init__(self, call: StreamCall) -> None:
+        super().__init__(call)
+        self.waiting: list[bytes] = []
+        self.over = False
+
+    def message(self, message: memoryview) -> None:
+        self.waiting.append(bytes(message))
+        asyncio.get_running_loop().call_soon(self.answer)
+
+    def ended(self) -> None:
+        self.over = True
+        asyncio.get_running_loop().call_soon(self.answer)
+
+    def answer(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        self.call.send_all(waiting)
+        for _ in waiting:
+            self.call.consumed()
+        if self.over:
+            self.call.finish()
+
+
 HANDLERS: dict[str, Handler] = {
     "/t/echo": Unary(echo),
     "/t/later": Unary(later),
@@ -122,6 +147,7 @@ HANDLERS: dict[str, Handler] = {
     "/t/finish": Unary(later, lambda call, reply: [b"<", reply, b">"]),
     "/t/echoes": streaming(echoes),
     "/t/receiver": Streaming(EchoReceiver),
+    "/t/groups": Streaming(GroupReceiver),
 }
 
 
@@ -150,15 +176,58 @@ def test_large_messages_packed_or_not(packing: grpc.Compression) -> None:
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-@pytest.mark.parametrize("name", ["echoes", "receiver"])
+@pytest.mark.parametrize("name", ["echoes", "receiver", "groups"])
 def test_streams_packed_or_not(name: str, packing: grpc.Compression) -> None:
     async def main() -> None:
         async with listening(HANDLERS) as port, port.channel() as channel:
             bodies = [b"", b"a", b"b" * 5_000, b"", b"c" * 3_000_000, *[b"d" * 100_000] * 30, b"e"]
             call = channel.stream_stream(f"/t/{name}")(iter(bodies), compression=packing)
             got = [each async for each in call]
-            assert got == (bodies if name == "echoes" else [b"<" + body + b">" for body in bodies])
+            assert got == ([b"<" + body + b">" for body in bodies] if name == "receiver" else bodies)
             assert await call.code() == grpc.StatusCode.OK
+
+    run(main)
+
+
+def test_many_small_messages_on_one_stream() -> None:
+    async def main() -> None:
+        async with listening(HANDLERS) as port, port.channel() as channel:
+            bodies = [b"%d" % number for number in range(3_000)]
+            assert [each async for each in channel.stream_stream("/t/groups")(iter(bodies))] == bodies
+            assert [each async for each in channel.stream_stream("/t/receiver")(iter(bodies))] == [
+                b"<" + body + b">" for body in bodies
+            ]
+
+    run(main)
+
+
+def test_a_receiver_is_told_when_its_client_is_behind() -> None:
+    async def main() -> None:
+        told: list[bool] = []
+        calls: list[StreamCall] = []
+
+        class Asked(EchoReceiver):
+            def message(self, message: memoryview) -> None:
+                calls.append(self.call)
+                told.append(self.call.send_all([b"x"]))
+                told.append(self.call.send_all([bytes(1 << 20)] * 3))
+
+        async with listening({"/t/asked": Streaming(Asked)}) as port:
+            reader, writer = await connected(port)
+            client = Peer()
+            writer.write(HELLO + client.headers(1, request_fields(b"/t/asked")) + frame(DATA, 0, 1, message(b"")))
+            await until(lambda: len(told) == 2)
+            assert told == [True, False]
+            waiting = asyncio.create_task(calls[0].drained())
+            got = 0
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            while got < 3 << 20:
+                got += len(await reader.read(1 << 16))
+                writer.write(open_window(0, 1 << 16) + open_window(1, 1 << 16))
+            await waiting
+            assert calls[0].send_all([b"x"])
+            writer.close()
 
     run(main)
 
@@ -370,6 +439,23 @@ def test_clients_of_old_connections_come_again() -> None:
             assert new is not old
 
     run(main)
+
+
+def test_refused_connections_are_told_of_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with listening(HANDLERS, max_connections=0, clock=clock) as port:
+            for _second in range(3):
+                for _ in range(5):
+                    reader, writer = await connected(port)
+                    with contextlib.suppress(ConnectionResetError):
+                        assert await reader.read() == b""
+                    writer.close()
+                clock.advance(1)
+
+    run(main)
+    refused = [record.getMessage().split(",")[0] for record in caplog.records]
+    assert refused == ["gRPC: 1 refused", "gRPC: 5 refused", "gRPC: 5 refused"]
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

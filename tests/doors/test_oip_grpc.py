@@ -3,7 +3,7 @@
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc.aio
@@ -272,94 +272,6 @@ def test_stream_keeps_order_and_says_every_error() -> None:
             "input byte size mismatch",
             "",
         ]
-
-    run(test)
-
-
-def test_many_requests_of_one_stream_are_in_flight() -> None:
-    async def test(house: House) -> None:
-        runner = house.runners["held"]
-        taken = 0
-
-        async def messages() -> AsyncIterator[memoryview]:
-            nonlocal taken
-            for number in range(1000):
-                taken += 1
-                yield memoryview(request("held", number % 100, identity=str(number)).SerializeToString())
-
-        answers = OipGrpc(house.engine).methods.streaming[SERVICE + "ModelStreamInfer"](messages(), ENDLESS)
-        first = asyncio.ensure_future(anext(answers))
-        await until(lambda: taken == 257)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert taken == 257  # the last of them waits for a place
-        assert not first.done()
-        ids = []
-        while True:
-            while not first.done():
-                if runner.running:
-                    runner.compute()
-                await asyncio.sleep(0)
-            try:
-                ids.append(service_pb2.ModelStreamInferResponse.FromString(await first).infer_response.id)
-            except StopAsyncIteration:
-                break
-            first = asyncio.ensure_future(anext(answers))
-        assert ids == [str(number) for number in range(1000)]
-
-    run(test)
-
-
-def test_stream_that_ends_early_frees_its_places() -> None:
-    async def test(house: House) -> None:
-        runner = house.runners["held"]
-
-        async def messages() -> AsyncIterator[memoryview]:
-            for number in range(30):
-                yield memoryview(request("held", number).SerializeToString())
-            await asyncio.Event().wait()
-
-        answers = OipGrpc(house.engine).methods.streaming[SERVICE + "ModelStreamInfer"](messages(), ENDLESS)
-        first = asyncio.ensure_future(anext(answers))
-        await until(lambda: bool(runner.running))
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        while runner.running:
-            runner.compute()
-            await asyncio.sleep(0.01)
-        assert sum(len(batch.inputs[0].parts) for batch in runner.batches) < 30
-
-    run(test)
-
-
-def test_stream_passes_a_broken_transport_on() -> None:
-    async def test(house: House) -> None:
-        async def messages() -> AsyncIterator[memoryview]:
-            yield memoryview(request("a/b", 1).SerializeToString())
-            raise ConnectionResetError
-
-        answers = OipGrpc(house.engine).methods.streaming[SERVICE + "ModelStreamInfer"](messages(), ENDLESS)
-        assert await anext(answers)
-        with pytest.raises(ConnectionResetError):
-            await anext(answers)
-
-    run(test)
-
-
-def test_bug_in_a_stream_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(house: House) -> None:
-        async def messages() -> AsyncIterator[memoryview]:
-            yield memoryview(request("a/b", 1, identity="x").SerializeToString())
-
-        def bug(_: object) -> None:
-            raise RuntimeError("secret")
-
-        house.engine.infer = bug  # type: ignore[assignment,method-assign]
-        answers = OipGrpc(house.engine).methods.streaming[SERVICE + "ModelStreamInfer"](messages(), ENDLESS)
-        reply = service_pb2.ModelStreamInferResponse.FromString(await anext(answers))
-        assert (reply.error_message, reply.infer_response.id) == ("internal error", "x")
-        assert "secret" in caplog.text
 
     run(test)
 

@@ -1,7 +1,7 @@
 """How long a gRPC call waits, and in which order, handed to its method as a transport does it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 
 import pytest
 from tritonclient.grpc import service_pb2
@@ -62,7 +62,7 @@ def test_a_call_that_waits_until_its_deadline_never_runs(
     rows: int, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        monkeypatch.setattr("ekiben.doors.oip_grpc_infer._INLINE_BYTES", 0)
+        monkeypatch.setattr("ekiben.doors.oip_grpc_infer.INLINE_BYTES", 0)
 
     async def test(house: House) -> None:
         runner = house.runners["held"]
@@ -85,29 +85,3 @@ def test_a_call_that_waits_until_its_deadline_never_runs(
 def whole() -> dict[str, object]:
     """A tensor that fills a batch."""
     return {"name": "i", "datatype": "INT8", "shape": [8, 1], "data": [0] * 8}
-
-
-def test_the_deadline_of_a_stream_is_that_of_its_requests() -> None:
-    async def test(house: House) -> None:
-        runner = house.runners["held"]
-        running = [asyncio.ensure_future(house.infer("held", {"inputs": [whole()]})) for _ in range(2)]
-        await until(lambda: len(runner.running) == 2)
-
-        async def messages() -> AsyncIterator[memoryview]:
-            yield message("held", 1)
-            yield message("held", 2, timeout=1)
-
-        stream = OipGrpc(house.engine).methods.streaming[SERVICE + "ModelStreamInfer"]
-        replies = stream(messages(), Call(SYSTEM_CLOCK.monotonic() + 0.02))
-        found = [service_pb2.ModelStreamInferResponse.FromString(reply) async for reply in replies]
-        assert [reply.infer_response.id for reply in found] == ["1", "2"]
-        assert "Request timeout expired: its caller's deadline came" in found[0].error_message
-        assert "Request timeout expired: it waited over 1 µs" in found[1].error_message
-        while runner.running:
-            runner.compute()
-            await asyncio.sleep(0.01)
-        assert [status for status, _ in await asyncio.gather(*running)] == [200, 200]
-        assert len(runner.batches) == 2
-        assert failures(house, "held") == {"queue_timeout": 1, "deadline": 1}
-
-    run(test)

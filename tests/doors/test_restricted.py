@@ -43,7 +43,7 @@ def test_every_verb_and_every_method_has_a_group() -> None:
     """What is added later must be given one, or it would be open whatever is restricted."""
     assert set(HTTP_GROUPS) == set(METHODS)
     methods = _grpc_services(House().engine, NO_REGIONS)
-    assert set(GRPC_GROUPS) == {path for each in methods for path in (*each.unary, *each.streaming)}
+    assert set(GRPC_GROUPS) == {path for each in methods for path in each.paths()}
     assert {*HTTP_GROUPS.values(), *GRPC_GROUPS.values()} <= {*GROUPS, OPEN}
 
 
@@ -241,7 +241,7 @@ def test_where_inference_is_open_the_app_is_left_alone() -> None:
 @contextlib.asynccontextmanager
 async def port(house: House, *restricted: str) -> AsyncIterator[grpc.aio.Channel]:
     services = _grpc_services(house.engine, NO_REGIONS)
-    paths = [path for each in services for path in (*each.unary, *each.streaming)]
+    paths = [path for each in services for path in each.paths()]
     server = GrpcPort(services, 1 << 20, grpc_guards(Settings(grpc_restricted=restricted), paths))
     number = await server.listen("127.0.0.1", 0)
     try:

@@ -328,6 +328,46 @@ def test_every_way_says_the_same(tensors: Any, identity: str, asks: bool) -> Non
             assert first == other
 
 
+def outcome(codec: InferCodec, data: bytes) -> InferCall | str:
+    try:
+        return codec.decode_infer(data)
+    except EkibenError as error:
+        return str(error)
+
+
+_FIRST = message(("a", "FP32", [1, 2], bytes(8)), ("b", "INT8", [3], b"abc"), id="7")
+_NAMELESS = message(("a", "FP32", [1, 2], bytes(8)))
+
+
+@pytest.mark.parametrize("first", [_FIRST, _NAMELESS])
+@given(st.data())
+def test_a_message_is_judged_the_same_after_one_that_is_almost_like_it(first: Any, data: st.DataObject) -> None:
+    """Cut, or with some bytes replaced, put in or left out."""
+    before = first.SerializeToString()
+    start = data.draw(st.integers(0, len(before)))
+    stop = data.draw(st.integers(start, min(len(before), start + 4)))
+    after = before[:start] + data.draw(st.binary(max_size=4)) + before[stop:]
+    warm = InferCodec()
+    warm.decode_infer(before)
+    told, alone = outcome(warm, after), outcome(InferCodec(), after)
+    if isinstance(told, InferCall) and isinstance(alone, InferCall):
+        assert same(told, alone)
+    else:
+        assert told == alone
+
+
+@pytest.mark.parametrize("first", [_FIRST, _NAMELESS])
+@pytest.mark.parametrize("identity", ["", "é", "x" * 127, "x" * 128, "x" * 5000])
+def test_only_the_id_changes(first: Any, identity: str) -> None:
+    codec = InferCodec()
+    codec.decode_infer(first.SerializeToString())
+    second = service_pb2.ModelInferRequest.FromString(first.SerializeToString())
+    second.id = identity
+    second.raw_input_contents[0] = b"\1" * 8
+    found = codec.decode_infer(second.SerializeToString()).request
+    assert (found.id, found.inputs["a"].tobytes()) == (identity, b"\1" * 8)
+
+
 # --- replies
 
 
@@ -376,13 +416,15 @@ def test_head_follows_the_shape() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 10_000])
-def test_stream_reply(size: int) -> None:
+@pytest.mark.parametrize("final", [True, False])
+def test_stream_reply(size: int, final: bool) -> None:
     call = InferCall(Request("m", {}, id="7"))
-    data = InferCodec().encode_stream(call, Response("m", "1", {"o": np.zeros(size, np.int8)}))
+    data = InferCodec().encode_stream(call, Response("m", "1", {"o": np.zeros(size, np.int8)}), final=final)
     found = service_pb2.ModelStreamInferResponse.FromString(data)
     assert found.error_message == ""
     assert found.infer_response.id == "7"
-    assert found.infer_response.parameters["triton_final_response"].bool_param
+    said = found.infer_response.parameters["triton_final_response"]
+    assert (said.WhichOneof("parameter_choice"), said.bool_param) == ("bool_param", final)
     assert found.infer_response.raw_output_contents == [bytes(size)]
 
 

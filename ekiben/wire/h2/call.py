@@ -3,6 +3,8 @@
 from collections import deque
 from typing import Final, Generic, TypeAlias, final
 
+import msgspec
+
 from ekiben.wire.h2.heads import Head, MethodT
 from ekiben.wire.h2.messages import Assembler
 
@@ -84,16 +86,12 @@ class Opened(Generic[MethodT]):
         self.call = call
 
 
-@final
-class Received(Generic[MethodT]):
+class Received(msgspec.Struct, Generic[MethodT], gc=False, eq=False):
     """One message of a streaming call, packed as head.encoding says if `packed`."""
 
-    __slots__ = ("call", "message", "packed")
-
-    def __init__(self, call: Call[MethodT], message: memoryview, packed: bool) -> None:
-        self.call = call
-        self.message = message
-        self.packed = packed
+    call: Call[MethodT]
+    message: memoryview
+    packed: bool
 
 
 @final

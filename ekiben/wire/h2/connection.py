@@ -8,7 +8,7 @@
 No threads: all methods are called from one loop and none blocks. Times are seconds on a clock that never goes back.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Generic, final
 
 from ekiben.wire.h2 import replies
@@ -81,6 +81,7 @@ class Connection(Generic[MethodT]):
         self._block_frames = 0
         self._updates = 0  # WINDOW_UPDATE frames
         self._owed = 0  # bytes received, not yet given back to the connection's window
+        self._refill_bytes = (limits.connection_window_bytes + 1) // 2  # what is owed at most
 
     # ---- what a socket does
 
@@ -158,8 +159,14 @@ class Connection(Generic[MethodT]):
 
     def send(self, call: Call[MethodT], message: Reply, *, packed: bool = False) -> None:
         """One message of a streaming call's reply."""
-        if self._streams.alive(call):
+        if not call.finished and self._streams.alive(call):
             self._outbox.message(call, message, packed=packed, now=self._now)
+
+    def send_all(self, call: Call[MethodT], messages: Sequence[bytes]) -> None:
+        """Several messages of a streaming call's reply, not packed, which share frames where they can."""
+        if not call.finished and self._streams.alive(call) and not self._outbox.messages(call, messages):
+            for message in messages:
+                self._outbox.message(call, message, packed=False, now=self._now)
 
     def finish(self, call: Call[MethodT]) -> None:
         """A streaming call's end, with status OK."""
@@ -169,9 +176,12 @@ class Connection(Generic[MethodT]):
         """A call's end with an error status."""
         self._streams.fail(call, error)
 
-    def consumed(self, call: Call[MethodT], size: int) -> None:
-        """A streaming handler is done with a message, `size` bytes as received: more may come in its place."""
-        self._streams.consumed(call, size)
+    def consumed(self, call: Call[MethodT], size: int, messages: int = 1) -> bool:
+        """A streaming handler is done with messages, `size` bytes as received: more may come in their place.
+
+        Whether there is something to tell the client.
+        """
+        return self._streams.consumed(call, size, messages)
 
     # ---- frames
 
@@ -212,7 +222,11 @@ class Connection(Generic[MethodT]):
                 if kind == DATA:
                     if stop <= size and not flags & PADDED:
                         position = stop
-                        self._charge(length, flags, stream_id)
+                        owed = self._owed + length
+                        if stream_id and length and owed < self._refill_bytes:
+                            self._owed = owed
+                        else:
+                            self._charge(length, flags, stream_id)
                         streams.data(stream_id, data, start, stop, length, flags & END_STREAM != 0, self._now)
                         continue
                     if flags & PADDED and length and start >= size:
@@ -251,9 +265,8 @@ class Connection(Generic[MethodT]):
         if not length and not flags & END_STREAM:
             self._control.idle_frame(self._now)
         owed = self._owed + length
-        window = self._limits.connection_window_bytes
-        if owed * 2 >= window:
-            if owed > window:
+        if owed >= self._refill_bytes:
+            if owed > self._limits.connection_window_bytes:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the connection's window")
             self._outbox.control(replies.window_update(0, owed))
             owed = 0

@@ -71,13 +71,15 @@ class Inbox(Generic[MethodT]):
         self._held_bytes += more
         return True
 
-    def refill(self, call: Call[MethodT]) -> None:
-        """Open a stream's window again, unless its handler is behind by a whole one."""
+    def refill(self, call: Call[MethodT]) -> bool:
+        """Open a stream's window again, unless its handler is behind by a whole one. Whether it was done."""
         window = self._limits.stream_window_bytes
-        if call.owed * 2 >= window and call.unread < window:
-            self._outbox.control(replies.window_update(call.stream_id, call.owed))
-            call.credit += call.owed
-            call.owed = 0
+        if call.owed * 2 < window or call.unread >= window:
+            return False
+        self._outbox.control(replies.window_update(call.stream_id, call.owed))
+        call.credit += call.owed
+        call.owed = 0
+        return True
 
     def release(self, call: Call[MethodT]) -> None:
         """A call is over, and holds nothing."""

@@ -4,7 +4,9 @@ A reply that fits goes straight to the output; what does not waits in its call's
 turns, a frame each, when the peer opens a window.
 """
 
+import struct
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, Generic, TypeAlias, final
 
 from ekiben.wire.h2.call import Call
@@ -30,6 +32,8 @@ Reply: TypeAlias = bytes | bytearray | memoryview | list[bytes | memoryview]
 _HEADERS_START, _HEADERS_BLOCK, _DATA_HEAD, _TRAILERS_START, _TRAILERS_BLOCK = SMALL_REPLY
 _UNARY_BYTES = sum(len(piece) for piece in (_HEADERS_START, _HEADERS_BLOCK, _TRAILERS_START, _TRAILERS_BLOCK)) + 8 + 14
 
+_PREFIX: Final = struct.Struct(">BI")
+_PREFIX_BYTES: Final = 5
 _WORTHY_BYTES: Final = 1024
 """A peer that opens its window by a few bytes at a time earns nothing by the frames it gets."""
 
@@ -114,6 +118,27 @@ class Outbox(Generic[MethodT]):
         self.waiting_bytes += framed
         if call.window > 0 and self.window > 0:
             self.pump(now)
+
+    def messages(self, call: Call[MethodT], messages: Sequence[bytes]) -> bool:
+        """Send messages of a reply in one frame if they fit in it, after headers that are out, and now; else False."""
+        framed = sum(map(len, messages)) + _PREFIX_BYTES * len(messages)
+        if (
+            framed > self.frame_bytes
+            or framed > self.window
+            or framed > call.window
+            or call.queue is not None
+            or not call.answered
+        ):
+            return False
+        self.window -= framed
+        call.window -= framed
+        self.data_frames += 1
+        pieces = self.pieces
+        pieces.append(FRAME.pack(framed << 8 | DATA, 0, call.stream_id))
+        for message in messages:
+            pieces += (_PREFIX.pack(0, len(message)), message)
+        self.queued_bytes += framed + 9
+        return True
 
     def end(self, call: Call[MethodT], block: bytes = OK_TRAILERS) -> bool:
         """End a reply with trailers, after what waits of it. Whether it is all on its way."""

@@ -114,7 +114,7 @@ class Streams(Generic[MethodT]):
                     call.owed += charged
                     call.unread += size - 5 + MESSAGE_COST_BYTES
                     self.events.append(Received(call, message, False))
-                    if call.unread > FREE_BYTES and not self._inbox.count(call):
+                    if call.unread > call.taken + FREE_BYTES and not self._inbox.count(call):
                         self._refuse(call, too_much())
                     elif call.owed * 2 >= self._limits.stream_window_bytes:
                         self._inbox.refill(call)
@@ -226,14 +226,18 @@ class Streams(Generic[MethodT]):
         self._outbox.control(replies.frame(HEADERS, END_HEADERS | END_STREAM, call.stream_id, block))
         self._settle(call)
 
-    def consumed(self, call: Call[MethodT], size: int) -> None:
-        """A streaming handler is done with a message of `size` bytes: the client may send as many more."""
+    def consumed(self, call: Call[MethodT], size: int, messages: int) -> bool:
+        """A streaming handler is done with messages of `size` bytes together: the client may send as many more.
+
+        Whether there is something to tell the client.
+        """
         if self.calls.get(call.stream_id) is call:
-            call.unread -= size + MESSAGE_COST_BYTES
+            call.unread -= size + messages * MESSAGE_COST_BYTES
             if call.taken:
                 self._inbox.count(call)
             if not call.remote_ended and call.owed * 2 >= self._limits.stream_window_bytes:
-                self._inbox.refill(call)
+                return self._inbox.refill(call)
+        return False
 
     # ---- what time does
 

@@ -2,16 +2,17 @@
 
 import gzip
 import zlib
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
 from ekiben.wire.h2 import Call, ErrorCode, GrpcError, Limits, Opened, Received, Status, unpacked
-from ekiben.wire.h2.codes import DATA, END_HEADERS, END_STREAM, HEADERS
+from ekiben.wire.h2.codes import DATA, END_HEADERS, END_STREAM, HEADERS, WINDOW_UPDATE
 from ekiben.wire.h2.heads import timeout_seconds
 from ekiben.wire.h2.messages import Assembler
 from ekiben.wire.h2.replies import frame
-from tests.wire.h2.peer import STREAM, UNARY, Kind, Peer, message, request_fields
+from tests.wire.h2.peer import STREAM, UNARY, Kind, Peer, message, open_window, request_fields, settings
 
 WHOLE = END_HEADERS | END_STREAM
 
@@ -190,6 +191,65 @@ def test_an_error_after_replies_is_trailers() -> None:
     assert peer.body(1) == message(b"one")
     assert peer.fields(1)[1] == {b"grpc-status": b"10", b"grpc-message": b"enough"}
     assert peer.resets == {1: ErrorCode.NO_ERROR}
+
+
+def open_stream(*hello: bytes) -> tuple[Peer, Call[Any]]:
+    peer = Peer()
+    events = peer.send(*hello, peer.headers(1, request_fields(STREAM)))
+    (opened,) = events
+    assert isinstance(opened, Opened)
+    return peer, opened.call
+
+
+def test_messages_sent_together_share_a_frame() -> None:
+    peer, call = open_stream()
+    peer.machine.send_all(call, [b"a", b"", b"ccc"])
+    peer.machine.send_all(call, [b"d", b"e"])
+    peer.take()
+    assert peer.body(1) == b"".join(map(message, (b"a", b"", b"ccc", b"d", b"e")))
+    assert len(peer.of(DATA)[-1].payload) == 12
+    assert len(peer.of(HEADERS)) == 1
+
+
+@pytest.mark.parametrize("hello", [settings((4, 0)), settings((4, 20)), settings((4, 1 << 20)), b""])
+def test_messages_sent_together_keep_to_windows_and_frame_sizes(hello: bytes) -> None:
+    peer, call = open_stream(hello)
+    bodies = [b"first", *[bytes([number]) * 9_000 for number in range(20)], b"last"]
+    peer.machine.send_all(call, bodies[:1])
+    peer.machine.send_all(call, bodies[1:])
+    peer.machine.finish(call)
+    peer.take()
+    whole = b"".join(map(message, bodies))
+    assert len(peer.body(1)) < len(whole)
+    while len(peer.body(1)) < len(whole):
+        before = len(peer.body(1))
+        peer.send(open_window(0, 1000), open_window(1, 1000))
+        assert 0 < len(peer.body(1)) - before <= 1000
+    assert peer.body(1) == whole
+    assert max(len(each.payload) for each in peer.of(DATA)) <= 16_384
+    assert peer.status(1) == 0
+
+
+def test_messages_sent_together_on_a_call_that_is_over_go_nowhere() -> None:
+    peer, call = open_stream()
+    peer.machine.finish(call)
+    peer.take()
+    peer.got.clear()
+    peer.machine.send_all(call, [b"a"])
+    peer.take()
+    assert peer.got == []
+
+
+def test_messages_may_be_consumed_several_at_a_time() -> None:
+    peer = Peer(Limits(stream_window_bytes=65_535))
+    opened, *_ = peer.send(peer.headers(1, request_fields(STREAM)), *[frame(DATA, 0, 1, message(bytes(10_000)))] * 8)
+    assert isinstance(opened, Opened)
+    assert len(peer.of(WINDOW_UPDATE)) == 1  # no second, for the reader is behind by a window
+    assert peer.memory.used_bytes > 0
+    assert peer.machine.consumed(opened.call, 80_000, 8)
+    peer.take()
+    assert len(peer.of(WINDOW_UPDATE)) == 2
+    assert (opened.call.unread, peer.memory.used_bytes) == (0, 0)
 
 
 def test_a_streaming_call_without_replies_has_headers_and_trailers() -> None:

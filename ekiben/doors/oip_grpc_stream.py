@@ -1,0 +1,217 @@
+"""ModelStreamInfer: many requests on one stream, answered in their order, as Triton answers them.
+
+message ─► decode ─► Engine.infer ─► a place in the order ─► its turn, and its future is done ─► message
+                 └─► Engine.stream, for a decoupled model ─► each response as it comes ─────────► message
+
+Nothing here is a task, but for a large message (decoded in a thread), a decoupled model's responses, and a client that
+is behind in reading. Only the first place's future has a callback, which sends all replies that are there: what ran as
+one batch is sent as one.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from functools import partial
+from typing import Final, final
+
+import msgspec
+
+from ekiben.doors.grpc_calls import Replies
+from ekiben.doors.oip_grpc_infer import INLINE_BYTES, Inference
+from ekiben.engine.engine import Replies as Responses
+from ekiben.engine.engine import VersionView
+from ekiben.errors import Decoupled, EkibenError
+from ekiben.types import Response
+from ekiben.wire.oip_json import Classes, InferCall
+from ekiben.wire.oip_proto import encode_stream_end, encode_stream_error, request_id
+
+__all__ = ["InferStream"]
+
+_LOG: Final = logging.getLogger("ekiben.doors.oip_grpc")
+_IN_FLIGHT: Final = 256
+_IN_FLIGHT_BYTES: Final = 64 << 20
+"""Requests of one stream that may be without their reply, and what their messages may come to. Later ones wait, and are
+not consumed: the client is stopped by its window."""
+
+
+class _Place(msgspec.Struct, eq=False):
+    """A request's turn among the replies of its stream."""
+
+    future: asyncio.Future[Response]
+    size: int
+    """Of its message, in bytes."""
+    call: InferCall | None
+    """None: it could not be decoded or was refused."""
+    classes: Classes | None = None
+    identity: str = ""
+    """Of a request without `call`."""
+
+
+@final
+class InferStream:
+    """One stream: a grpc_calls.Receiver."""
+
+    __slots__ = (
+        "_behind", "_bytes", "_decoding", "_ended", "_inference", "_places", "_replies", "_talks", "_waiting"
+    )  # fmt: skip
+
+    def __init__(self, inference: Inference, replies: Replies) -> None:
+        self._inference = inference
+        self._replies = replies
+        self._places: deque[_Place] = deque()
+        """Requests whose reply has not been sent, in order."""
+        self._bytes = 0  # of their messages
+        self._talks: set[asyncio.Task[None]] = set()  # decoupled models' answers, which keep no order among the others
+        self._waiting: deque[memoryview] = deque()  # messages for which there is no place yet
+        self._decoding: asyncio.Task[InferCall] | None = None
+        self._behind: asyncio.Task[None] | None = None  # until the client has read what it got
+        self._ended = False
+
+    def message(self, message: memoryview) -> None:
+        """A request. An error in it is its reply, and the stream goes on."""
+        if self._waiting or self._full():
+            self._waiting.append(message)
+        else:
+            self._replies.consumed()
+            self._start(message)
+
+    def ended(self) -> None:
+        """Every request is here."""
+        self._ended = True
+        self._go_on()
+
+    def cancelled(self) -> None:
+        """Give up all that is running."""
+        self._waiting.clear()
+        for task in (self._decoding, self._behind, *self._talks):
+            if task is not None:
+                task.cancel()
+        while self._places:
+            future = self._places.popleft().future
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # nobody else looks at it
+
+    def _full(self) -> bool:
+        return (
+            len(self._places) + len(self._talks) >= _IN_FLIGHT
+            or self._bytes >= _IN_FLIGHT_BYTES
+            or self._decoding is not None
+            or self._behind is not None
+        )
+
+    def _start(self, message: memoryview) -> None:
+        if len(message) > INLINE_BYTES:
+            self._decoding = asyncio.create_task(self._inference.decode_large(message))
+            self._decoding.add_done_callback(partial(self._decoded, message))
+            return
+        try:
+            self._begin(self._inference.decode(message), len(message))
+        except Exception as error:
+            self._refuse(error, message)
+
+    def _decoded(self, message: memoryview, decoding: "asyncio.Task[InferCall]") -> None:
+        if decoding.cancelled():
+            return
+        self._decoding = None
+        try:
+            self._begin(decoding.result(), len(message))
+        except Exception as error:
+            self._refuse(error, message)
+        self._go_on()
+
+    def _begin(self, call: InferCall, size: int) -> None:
+        """Hand one request to the engine."""
+        classes = self._inference.classes(call) if call.classifies else None
+        try:
+            future = self._inference.infer(call, self._replies.deadline)
+        except Decoupled:
+            view = self._inference.version(call)
+            talk = asyncio.create_task(self._talk(call, classes, self._inference.stream(call), view))
+            self._talks.add(talk)
+            talk.add_done_callback(self._talked)
+            return
+        self._take_place(_Place(future, size, call, classes))
+
+    async def _talk(self, call: InferCall, classes: Classes | None, responses: Responses, view: VersionView) -> None:
+        """Send each response of a decoupled model as it comes. Which is the last is not known before the end."""
+        codec = self._inference.codec
+        try:
+            async for response in responses:
+                if not self._replies.send_all([codec.encode_stream(call, response, classes, final=False)]):
+                    await self._replies.drained()
+        except Exception as error:
+            self._replies.send_all([encode_stream_error(_told(error), call.request.id)])
+        else:
+            if call.wants_end:
+                self._replies.send_all([encode_stream_end(view.model, view.version, call.request.id)])
+        finally:
+            responses.close()
+
+    def _talked(self, talk: "asyncio.Task[None]") -> None:
+        self._talks.discard(talk)
+        if not talk.cancelled():
+            talk.result()
+            self._go_on()
+
+    def _refuse(self, error: Exception, message: memoryview) -> None:
+        """An error in place of an answer, in its turn."""
+        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        future.set_exception(error)
+        self._take_place(_Place(future, len(message), None, identity=request_id(message)))
+
+    def _take_place(self, place: _Place) -> None:
+        places = self._places
+        places.append(place)
+        self._bytes += place.size
+        if len(places) == 1:
+            place.future.add_done_callback(self._answered)
+
+    def _answered(self, _future: "asyncio.Future[Response]") -> None:
+        """The first place's reply is there: send it, and those behind it that are there too."""
+        places = self._places
+        replies = []
+        while places and places[0].future.done():
+            place = places.popleft()
+            self._bytes -= place.size
+            replies.append(self._reply(place))
+        if not replies:
+            return  # the stream was cancelled
+        if places:
+            places[0].future.add_done_callback(self._answered)
+        if not self._replies.send_all(replies) and self._behind is None:
+            self._behind = asyncio.create_task(self._replies.drained())
+            self._behind.add_done_callback(self._caught_up)
+        if self._waiting or self._ended:
+            self._go_on()
+
+    def _reply(self, place: _Place) -> bytes:
+        call = place.call
+        try:
+            response = place.future.result()
+            assert call is not None
+            return self._inference.codec.encode_stream(call, response, place.classes)
+        except (Exception, asyncio.CancelledError) as error:
+            return encode_stream_error(_told(error), place.identity if call is None else call.request.id)
+
+    def _caught_up(self, behind: "asyncio.Task[None]") -> None:
+        if not behind.cancelled():
+            self._behind = None
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Start what waits as far as there are places, and end the stream after the last reply."""
+        while self._waiting and not self._full():
+            self._replies.consumed()
+            self._start(self._waiting.popleft())
+        if self._ended and not (self._places or self._waiting or self._talks) and self._decoding is None:
+            self._replies.finish()
+
+
+def _told(error: BaseException) -> str:
+    """What the caller may read of an error."""
+    if isinstance(error, EkibenError):
+        return error.message
+    if isinstance(error, asyncio.CancelledError):
+        return "the request was cancelled"
+    _LOG.error("unexpected error in ModelStreamInfer", exc_info=error)
+    return "internal error"
