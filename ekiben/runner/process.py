@@ -10,11 +10,8 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Final, final
 
 import msgspec
@@ -39,6 +36,7 @@ from ekiben.runner.channel import (
     unpack,
 )
 from ekiben.runner.output import OutputPipe
+from ekiben.runner.spawn import spawn
 from ekiben.types import ModelSettings, Tensor, VersionSource
 
 __all__ = ["RunnerProcess", "plan_instances"]
@@ -52,7 +50,6 @@ STOP_SECONDS: Final = 5.0
 """How long a stopping runner may finish what it runs and close its sessions, before it is killed."""
 
 _LOG: Final = logging.getLogger(__name__)
-_PACKAGE_ROOT: Final = str(Path(__file__).resolve().parents[2])
 
 
 def plan_instances(settings: ModelSettings, cores: int) -> tuple[InstancePlan, ...]:
@@ -164,7 +161,7 @@ class RunnerProcess:
                     self._control, [channel.theirs.fileno(), *(slot.arena.descriptor for slot in channel.slots)]
                 )
                 channel.theirs.close()
-            self._process = _spawn(theirs, self._output, plans, f"{source.model}:{source.version}")
+            self._process = spawn(theirs, self._output, plans, f"{source.model}:{source.version}")
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
             self._pidfd = os.pidfd_open(self._process.pid)
@@ -447,33 +444,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _spawn(
-    control: socket.socket, output: OutputPipe, plans: Sequence[InstancePlan], title: str
-) -> "subprocess.Popen[bytes]":
-    """Start the child, in a process group of its own."""
-    threads = str(max(plan.threads for plan in plans))
-    environment = {
-        **os.environ,
-        "MKL_NUM_THREADS": threads,
-        "OMP_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
-        "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves a traceback among the last lines
-        "PYTHONPATH": os.pathsep.join(filter(None, [_PACKAGE_ROOT, os.environ.get("PYTHONPATH")])),
-        "PYTHONUNBUFFERED": "1",
-    }
-    # Blocked until the child ignores them itself: a stop signal to the whole group must not end it in between.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-m", "ekiben.runner.worker", str(control.fileno()), str(os.getpid()), title],
-            stdin=subprocess.DEVNULL,
-            stdout=output.writer,
-            stderr=output.writer,
-            env=environment,
-            pass_fds=(control.fileno(),),
-            process_group=0,
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -3,146 +3,17 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import uvloop
 
-from ekiben.errors import LoadFailed
-from ekiben.runner.base import Batch, Died, Executed, Outcome, Raised, Slot, TensorParts
+from ekiben.runner.base import Batch, Died, Executed, Outcome, Raised, TensorParts
 from ekiben.runner.supervisor import Runner
 from ekiben.testing import until
-from ekiben.types import Instances, Signature, Tensor, TensorSpec
-from tests.runner.conftest import make_runner
-
-MODEL = """
-import os, pathlib, signal, sys, time
-import numpy as np
-
-FOLDER = pathlib.Path(__file__).parent
-
-def note(text):
-    with (FOLDER / "notes").open("a") as file:
-        file.write(text + " ")
-
-class Model:
-    def infer(self, inputs):
-        what = inputs["what"].tolist()
-        note(f"begin{len(what)}")
-        try:
-            for word in what:
-                yield self.respond(word.decode())
-        finally:
-            note("end")
-        note("whole")
-
-    def respond(self, word):
-        if word == "raise":
-            raise ValueError("no more of this")
-        if word == "exit":
-            sys.exit("gone")
-        if word == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if word == "hang":
-            time.sleep(1000)
-        if word == "float":
-            return {"said": np.zeros(1)}
-        if word == "flat":
-            return {"said": np.array(b"x", object)}
-        if word == "nothing":
-            return {}
-        if word == "list":
-            return ["said"]
-        if word == "rows":
-            return {"said": ["a", "b", "c"]}
-        if word == "none":
-            return {"said": np.empty(0, object)}
-        if word == "big":
-            return {"said": ["x" * 5_000_000, "y"]}
-        if word == "many":
-            return {"said": ["z"] * 20_000}
-        if word == "file":
-            return {"said": [(FOLDER / "file").read_text()]}
-        return {"said": [word]}
-
-    def close(self):
-        note("closed")
-"""
-TALK = Signature((TensorSpec("what", "BYTES", (-1,)),), (TensorSpec("said", "BYTES", (-1,)),))
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    uvloop.run(asyncio.wait_for(main, 100))
-
-
-@asynccontextmanager
-async def started(path: Path, code: str = MODEL, **settings: Any) -> AsyncIterator[Runner]:
-    (path / "model.py").write_text(code)
-    runner = make_runner(**{"path": path, "signature": TALK, "runtime": "python", **settings})
-    await runner.start()
-    (path / "notes").unlink(missing_ok=True)  # of the warm-up
-    try:
-        yield runner
-    finally:
-        await runner.stop()
-
-
-class Call:
-    """A call whose outcomes the test takes one by one."""
-
-    def __init__(self, runner: Runner, *words: str, slot: Slot | None = None) -> None:
-        self.runner = runner
-        self.outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
-        free = slot or runner.idle()
-        assert free is not None
-        self.slot = free
-        what: Tensor = np.array([word.encode() for word in words], np.object_)
-        batch = Batch("serving_default", [TensorParts("what", "BYTES", [what])], ["said"])
-        runner.submit(self.slot, batch, self.outcomes.put_nowait)
-
-    async def next(self) -> Outcome:
-        return await self.outcomes.get()
-
-    async def said(self) -> list[str]:
-        """The next response."""
-        outcome = await self.next()
-        assert isinstance(outcome, Executed)
-        assert outcome.more
-        return [item.decode() for item in outcome.outputs["said"].tolist()]
-
-    async def ended(self) -> None:
-        outcome = await self.next()
-        assert isinstance(outcome, Executed)
-        assert not outcome.more
-        assert not outcome.outputs
-
-    def go_on(self) -> None:
-        self.runner.advance(self.slot, stop=False)
-
-    def stop(self) -> None:
-        self.runner.advance(self.slot, stop=True)
-
-
-async def whole(runner: Runner, *words: str) -> list[list[str]]:
-    """Everything that a call answers, which must end well."""
-    call = Call(runner, *words)
-    said: list[list[str]] = []
-    while True:
-        outcome = await call.next()
-        assert isinstance(outcome, Executed)
-        if not outcome.more:
-            return said
-        said.append([item.decode() for item in outcome.outputs["said"].tolist()])
-        call.go_on()
-
-
-def notes(path: Path) -> list[str]:
-    return (path / "notes").read_text().split() if (path / "notes").exists() else []
-
+from ekiben.types import Instances, Signature, TensorSpec
+from tests.runner.talk import TALK, Call, notes, run, started, whole
 
 # Responses
 
@@ -398,81 +269,6 @@ def test_instances_stream_side_by_side(tmp_path: Path) -> None:
             for call in calls:
                 call.go_on()
             assert [await call.said() for call in calls] == [["b"], ["d"]]
-
-    run(main())
-
-
-# Loading
-
-
-def test_what_a_loaded_runner_says_of_itself(tmp_path: Path) -> None:
-    async def load(code: str, **settings: Any) -> bool:
-        (tmp_path / "model.py").write_text(code)
-        runner = make_runner(**{"path": tmp_path, "signature": TALK, "runtime": "python", **settings})
-        loaded = await runner.start()
-        await runner.stop()
-        return loaded.decoupled
-
-    plain = "class Model:\n    def infer(self, inputs): return {'said': inputs['what']}\n"
-    lazy = "class Model:\n    def infer(self, inputs): return ({'said': [word]} for word in inputs['what'].tolist())\n"
-
-    async def main() -> None:
-        assert await load(MODEL)
-        assert await load(MODEL, decoupled=True)
-        assert not await load(plain)
-        assert not await load(plain, decoupled=False)
-        assert await load(lazy, decoupled=True)
-        with pytest.raises(LoadFailed, match=r"model 'fake' version 7 .*decoupled: false, but it gives a stream"):
-            await load(MODEL, decoupled=False)
-        with pytest.raises(LoadFailed, match=r"decoupled: true, but it gives one response"):
-            await load(plain, decoupled=True, runtime="ekiben.testing:FakeRuntime")
-
-    run(main())
-
-
-@pytest.mark.parametrize(
-    ("returned", "words"),
-    [("inputs", "it returned dict"), ("3", "it returned int"), ("None", "it returned NoneType")],
-)
-def test_a_function_said_to_be_decoupled_must_return_an_iterator(tmp_path: Path, returned: str, words: str) -> None:
-    code = f"class Model:\n    def infer(self, inputs): return {returned}\n"
-
-    async def main() -> None:
-        async with started(tmp_path, code, decoupled=True) as runner:
-            outcome = await Call(runner, "a").next()
-            assert isinstance(outcome, Raised)
-            assert words in outcome.message
-
-    run(main())
-
-
-def test_an_iterator_that_is_no_generator_streams_too(tmp_path: Path) -> None:
-    code = "class Model:\n    def infer(self, inputs): return map(lambda word: {'said': [word]}, inputs['what'])\n"
-
-    async def main() -> None:
-        async with started(tmp_path, code, decoupled=True) as runner:
-            assert await whole(runner, "a", "b") == [["a"], ["b"]]
-
-    run(main())
-
-
-def test_the_warm_up_takes_the_first_response_only(tmp_path: Path) -> None:
-    code = """
-import pathlib
-class Model:
-    def infer(self, inputs):
-        path = pathlib.Path(__file__).parent / "warm"
-        try:
-            for number in range(1000):
-                path.write_text(str(number))
-                yield {"said": ["a"]}
-        finally:
-            path.with_name("cold").write_text(path.read_text())
-"""
-
-    async def main() -> None:
-        async with started(tmp_path, code):
-            assert (tmp_path / "cold").read_text() == "0"
 
     run(main())
 
