@@ -57,8 +57,8 @@ class Replies(Call, Protocol):
         """Wait until the client takes more."""
         ...
 
-    def consumed(self) -> None:
-        """The oldest message that was not yet consumed has been dealt with: the client may send another."""
+    def consumed(self, count: int = 1) -> None:
+        """So many of the oldest messages not yet consumed are dealt with: the client may send others."""
         ...
 
     def finish(self) -> None:
@@ -69,8 +69,11 @@ class Replies(Call, Protocol):
 class Receiver(Protocol):
     """Its reading side. No method may block; what is raised ends the call."""
 
-    def message(self, message: memoryview) -> None:
-        """The client's next message. `Replies.consumed` must follow, at once or later, or no more will come."""
+    def messages(self, messages: list[bytes | memoryview]) -> int:
+        """The client's next messages, in order; how many of them, from the first, are dealt with at once.
+
+        For the others `Replies.consumed` must follow later, or the client will be stopped.
+        """
         ...
 
     def ended(self) -> None:

@@ -156,18 +156,13 @@ class StreamCall:
             self._link.machine.fail(self._call, self._link.error_of(error, self.head.path))
             self._over()
 
-    def consumed(self) -> None:
-        """The oldest message that was not yet consumed has been dealt with."""
-        if self._sizes:
+    def consumed(self, count: int = 1) -> None:
+        """So many of the oldest messages not yet consumed are dealt with. Not from within `Receiver.messages`."""
+        for _ in range(min(count, len(self._sizes))):
             size, unpacked_bytes = self._sizes.popleft()
             if unpacked_bytes:
                 self._link.memory.give(unpacked_bytes)
-            self._consumed += 1
-            self._consumed_bytes += size
-            if self._consumed >= _TOLD_MESSAGES or self._consumed_bytes >= _TOLD_BYTES:
-                if self._link.machine.consumed(self._call, self._consumed_bytes, self._consumed):
-                    self._link.flush_soon()
-                self._consumed = self._consumed_bytes = 0
+            self._consume(1, size)
 
     @property
     def over(self) -> bool:
@@ -186,17 +181,11 @@ class StreamCall:
             self.fail(error)
 
     def received(self, event: Received[Any]) -> None:
-        """Pass on a message, as `event` does, where nothing is in its way: the usual case."""
-        receiver = self._receiver
-        if receiver is None or event.packed or self._unpacking or self._inbox or self._call.finished:
+        """Pass on messages, as `event` does, where nothing is in their way: the usual case."""
+        if event.packed or self._unpacking or self._inbox:
             self.event(event)
-            return
-        message = event.message
-        self._sizes.append((len(message), 0))
-        try:
-            receiver.message(message)
-        except Exception as error:
-            self.fail(error)
+        else:
+            self._deliver(event.messages)
 
     def event(self, event: Received[Any] | Ended[Any] | Cancelled[Any] | Opened[Any]) -> None:
         """Pass on what the client did, in order."""
@@ -214,28 +203,27 @@ class StreamCall:
             elif isinstance(event, Ended):
                 receiver.ended()
             elif event.packed:
-                self._unpack(event)
+                self._unpack(event.messages[0])
             else:
-                self._sizes.append((len(event.message), 0))
-                receiver.message(event.message)
+                self._deliver(event.messages)
         except Exception as error:
             self.fail(error)
 
-    def _unpack(self, event: Received[Any]) -> None:
+    def _unpack(self, message: bytes | memoryview) -> None:
         limit = self._link.message_bytes
-        if len(event.message) > INLINE_UNPACK_BYTES:
+        if len(message) > INLINE_UNPACK_BYTES:
             self._unpacking = True
-            work = self._link.loop.run_in_executor(None, unpacked, event.message, self.head.encoding, limit)
-            work.add_done_callback(functools.partial(self._unpacked, len(event.message)))
+            work = self._link.loop.run_in_executor(None, unpacked, message, self.head.encoding, limit)
+            work.add_done_callback(functools.partial(self._unpacked, len(message)))
         else:
-            self._deliver(len(event.message), unpacked(event.message, self.head.encoding, limit))
+            self._deliver_unpacked(len(message), unpacked(message, self.head.encoding, limit))
 
     def _unpacked(self, size: int, work: "asyncio.Future[memoryview]") -> None:
         self._unpacking = False
         try:
             message = work.result()
             if not self._call.finished:
-                self._deliver(size, message)
+                self._deliver_unpacked(size, message)
         except (Exception, asyncio.CancelledError) as error:
             self.fail(error)
         while self._inbox and not self._unpacking:
@@ -244,12 +232,34 @@ class StreamCall:
             for event in waiting:
                 self.event(event)
 
-    def _deliver(self, size: int, message: memoryview) -> None:
+    def _deliver_unpacked(self, size: int, message: memoryview) -> None:
         if not self._link.memory.take(len(message)):
             raise too_much()
         self._sizes.append((size, len(message)))
-        if self._receiver is not None:
-            self._receiver.message(message)
+        if self._receiver is not None and self._receiver.messages([message]) and self._sizes:
+            self._sizes.pop()
+            self._link.memory.give(len(message))
+            self._consume(1, size)
+
+    def _deliver(self, messages: list[bytes | memoryview]) -> None:
+        if self._receiver is None or self._call.finished:
+            return
+        try:
+            done = self._receiver.messages(messages)
+        except Exception as error:
+            self.fail(error)
+            return
+        if done < len(messages):
+            self._sizes.extend((len(message), 0) for message in messages[done:])
+        self._consume(done, sum(map(len, messages[:done])))
+
+    def _consume(self, count: int, size: int) -> None:
+        self._consumed += count
+        self._consumed_bytes += size
+        if self._consumed >= _TOLD_MESSAGES or self._consumed_bytes >= _TOLD_BYTES:
+            if self._link.machine.consumed(self._call, self._consumed_bytes, self._consumed):
+                self._link.flush_soon()
+            self._consumed = self._consumed_bytes = 0
 
     def _over(self) -> None:
         """Free what was unpacked."""
@@ -279,9 +289,10 @@ class _Reader:
         self._waiter: asyncio.Future[None] | None = None
         self._task = asyncio.get_running_loop().create_task(self._run(function))
 
-    def message(self, message: memoryview) -> None:
-        self._messages.append(message)
+    def messages(self, messages: list[bytes | memoryview]) -> int:
+        self._messages.extend(map(memoryview, messages))
         self._wake()
+        return 0
 
     def ended(self) -> None:
         self._ended = True

@@ -61,14 +61,14 @@ class Inference:
             return asyncio.create_task(self._large(data, call.deadline))
         return self._begin(self.decode(data), call.deadline)
 
-    def decode(self, data: memoryview) -> InferCall:
+    def decode(self, data: bytes | memoryview) -> InferCall:
         """A ModelInferRequest. Raises InvalidRequest, Unsupported, NotFound and NotReady."""
         try:
             return self.codec.decode_infer(data)
         except InvalidInput as error:
             raise self._at_fault(error) from None
 
-    async def decode_large(self, data: memoryview) -> InferCall:
+    async def decode_large(self, data: bytes | memoryview) -> InferCall:
         """The same in a thread, for messages over INLINE_BYTES."""
         try:
             return await asyncio.to_thread(InferCodec().decode_infer, data)

@@ -11,6 +11,7 @@ one batch is sent as one.
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from typing import Final, final
 
@@ -34,7 +35,7 @@ _IN_FLIGHT_BYTES: Final = 64 << 20
 not consumed: the client is stopped by its window."""
 
 
-class _Place(msgspec.Struct, eq=False):
+class _Place(msgspec.Struct, eq=False, gc=False):
     """A request's turn among the replies of its stream."""
 
     future: asyncio.Future[Response]
@@ -62,18 +63,16 @@ class InferStream:
         """Requests whose reply has not been sent, in order."""
         self._bytes = 0  # of their messages
         self._talks: set[asyncio.Task[None]] = set()  # decoupled models' answers, which keep no order among the others
-        self._waiting: deque[memoryview] = deque()  # messages for which there is no place yet
+        self._waiting: deque[bytes | memoryview] = deque()  # messages for which there is no place yet
         self._decoding: asyncio.Task[InferCall] | None = None
         self._behind: asyncio.Task[None] | None = None  # until the client has read what it got
         self._ended = False
 
-    def message(self, message: memoryview) -> None:
-        """A request. An error in it is its reply, and the stream goes on."""
-        if self._waiting or self._full():
-            self._waiting.append(message)
-        else:
-            self._replies.consumed()
-            self._start(message)
+    def messages(self, messages: list[bytes | memoryview]) -> int:
+        """Requests. An error in one is its reply, and the stream goes on."""
+        started = 0 if self._waiting else self._start(messages)
+        self._waiting.extend(messages[started:])
+        return started
 
     def ended(self) -> None:
         """Every request is here."""
@@ -99,17 +98,24 @@ class InferStream:
             or self._behind is not None
         )
 
-    def _start(self, message: memoryview) -> None:
-        if len(message) > INLINE_BYTES:
-            self._decoding = asyncio.create_task(self._inference.decode_large(message))
-            self._decoding.add_done_callback(partial(self._decoded, message))
-            return
-        try:
-            self._begin(self._inference.decode(message), len(message))
-        except Exception as error:
-            self._refuse(error, message)
+    def _start(self, messages: Iterable[bytes | memoryview]) -> int:
+        """Hand requests to the engine as far as there are places; how many."""
+        started = 0
+        for message in messages:
+            if self._full():
+                break
+            started += 1
+            if len(message) > INLINE_BYTES:
+                self._decoding = asyncio.create_task(self._inference.decode_large(message))
+                self._decoding.add_done_callback(partial(self._decoded, message))
+                break
+            try:
+                self._begin(self._inference.decode(message), len(message))
+            except Exception as error:
+                self._refuse(error, message)
+        return started
 
-    def _decoded(self, message: memoryview, decoding: "asyncio.Task[InferCall]") -> None:
+    def _decoded(self, message: bytes | memoryview, decoding: "asyncio.Task[InferCall]") -> None:
         if decoding.cancelled():
             return
         self._decoding = None
@@ -120,7 +126,6 @@ class InferStream:
         self._go_on()
 
     def _begin(self, call: InferCall, size: int) -> None:
-        """Hand one request to the engine."""
         classes = self._inference.classes(call) if call.classifies else None
         try:
             future = self._inference.infer(call, self._replies.deadline)
@@ -130,7 +135,11 @@ class InferStream:
             self._talks.add(talk)
             talk.add_done_callback(self._talked)
             return
-        self._take_place(_Place(future, size, call, classes))
+        place = _Place(future, size, call, classes)
+        self._places.append(place)
+        self._bytes += size
+        if len(self._places) == 1:
+            place.future.add_done_callback(self._answered)
 
     async def _talk(self, call: InferCall, classes: Classes | None, responses: Responses, view: VersionView) -> None:
         """Send each response of a decoupled model as it comes. Which is the last is not known before the end."""
@@ -153,27 +162,30 @@ class InferStream:
             talk.result()
             self._go_on()
 
-    def _refuse(self, error: Exception, message: memoryview) -> None:
+    def _refuse(self, error: Exception, message: bytes | memoryview) -> None:
         """An error in place of an answer, in its turn."""
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         future.set_exception(error)
-        self._take_place(_Place(future, len(message), None, identity=request_id(message)))
-
-    def _take_place(self, place: _Place) -> None:
-        places = self._places
-        places.append(place)
-        self._bytes += place.size
-        if len(places) == 1:
-            place.future.add_done_callback(self._answered)
+        self._places.append(_Place(future, 0, None, identity=request_id(message)))
+        if len(self._places) == 1:
+            future.add_done_callback(self._answered)
 
     def _answered(self, _future: "asyncio.Future[Response]") -> None:
         """The first place's reply is there: send it, and those behind it that are there too."""
         places = self._places
+        encode = self._inference.codec.encode_stream
         replies = []
-        while places and places[0].future.done():
+        while places and (future := places[0].future).done():
             place = places.popleft()
             self._bytes -= place.size
-            replies.append(self._reply(place))
+            call = place.call
+            try:
+                response = future.result()
+                assert call is not None
+                replies.append(encode(call, response, place.classes))
+            except (Exception, asyncio.CancelledError) as error:
+                identity = place.identity if call is None else call.request.id
+                replies.append(encode_stream_error(_told(error), identity))
         if not replies:
             return  # the stream was cancelled
         if places:
@@ -184,15 +196,6 @@ class InferStream:
         if self._waiting or self._ended:
             self._go_on()
 
-    def _reply(self, place: _Place) -> bytes:
-        call = place.call
-        try:
-            response = place.future.result()
-            assert call is not None
-            return self._inference.codec.encode_stream(call, response, place.classes)
-        except (Exception, asyncio.CancelledError) as error:
-            return encode_stream_error(_told(error), place.identity if call is None else call.request.id)
-
     def _caught_up(self, behind: "asyncio.Task[None]") -> None:
         if not behind.cancelled():
             self._behind = None
@@ -200,9 +203,11 @@ class InferStream:
 
     def _go_on(self) -> None:
         """Start what waits as far as there are places, and end the stream after the last reply."""
-        while self._waiting and not self._full():
-            self._replies.consumed()
-            self._start(self._waiting.popleft())
+        if self._waiting:
+            started = self._start(self._waiting)
+            for _ in range(started):
+                self._waiting.popleft()
+            self._replies.consumed(started)
         if self._ended and not (self._places or self._waiting or self._talks) and self._decoding is None:
             self._replies.finish()
 

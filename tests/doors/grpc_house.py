@@ -91,7 +91,7 @@ class _Replies:
     async def drained(self) -> None:
         pass
 
-    def consumed(self) -> None:
+    def consumed(self, count: int = 1) -> None:
         pass
 
     def finish(self) -> None:
@@ -106,7 +106,7 @@ def _receiving(handler: Receiving) -> Any:
 
         async def read() -> None:
             async for data in requests:
-                receiver.message(memoryview(data))
+                receiver.messages([data])
             receiver.ended()
 
         reader = asyncio.create_task(read())

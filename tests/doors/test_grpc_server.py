@@ -104,9 +104,10 @@ class EchoReceiver:
     def __init__(self, call: StreamCall) -> None:
         self.call = call
 
-    def message(self, message: memoryview) -> None:
-        self.call.send([b"<", message, b">"])
-        self.call.consumed()
+    def messages(self, messages: list[bytes | memoryview]) -> int:
+        for each in messages:
+            self.call.send([b"<", each, b">"])
+        return len(messages)
 
     def ended(self) -> None:
         self.call.finish()
@@ -123,9 +124,10 @@ class GroupReceiver(EchoReceiver):
         self.waiting: list[bytes] = []
         self.over = False
 
-    def message(self, message: memoryview) -> None:
-        self.waiting.append(bytes(message))
+    def messages(self, messages: list[bytes | memoryview]) -> int:
+        self.waiting += map(bytes, messages)
         asyncio.get_running_loop().call_soon(self.answer)
+        return 0
 
     def ended(self) -> None:
         self.over = True
@@ -134,8 +136,7 @@ class GroupReceiver(EchoReceiver):
     def answer(self) -> None:
         waiting, self.waiting = self.waiting, []
         self.call.send_all(waiting)
-        for _ in waiting:
-            self.call.consumed()
+        self.call.consumed(len(waiting))
         if self.over:
             self.call.finish()
 
@@ -207,10 +208,11 @@ def test_a_receiver_is_told_when_its_client_is_behind() -> None:
         calls: list[StreamCall] = []
 
         class Asked(EchoReceiver):
-            def message(self, message: memoryview) -> None:
+            def messages(self, messages: list[bytes | memoryview]) -> int:
                 calls.append(self.call)
                 told.append(self.call.send_all([b"x"]))
                 told.append(self.call.send_all([bytes(1 << 20)] * 3))
+                return len(messages)
 
         async with listening({"/t/asked": Streaming(Asked)}) as port:
             reader, writer = await connected(port)

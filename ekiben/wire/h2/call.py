@@ -87,10 +87,10 @@ class Opened(Generic[MethodT]):
 
 
 class Received(msgspec.Struct, Generic[MethodT], gc=False, eq=False):
-    """One message of a streaming call, packed as head.encoding says if `packed`."""
+    """Messages of a streaming call, one or more, packed as head.encoding says if `packed`: then it is one."""
 
     call: Call[MethodT]
-    message: memoryview
+    messages: list[bytes | memoryview]
     packed: bool
 
 

@@ -38,6 +38,7 @@ class Inbox(Generic[MethodT]):
         """Put messages together; a streaming call's become events. Raises GrpcError for what ends the call."""
         if call.assembler is None:
             call.assembler = Assembler(self._limits.message_bytes)
+        group: list[bytes | memoryview] | None = None
         for message, packed in call.assembler.feed(chunk):
             if packed and not call.head.encoding:
                 raise GrpcError(Status.INTERNAL, "message is compressed, but there is no grpc-encoding")
@@ -48,7 +49,12 @@ class Inbox(Generic[MethodT]):
             if len(message) < COPIED_BYTES:
                 message = memoryview(bytes(message))
             if call.head.streams:
-                events.append(Received(call, message, packed))
+                if group is not None and not packed:
+                    group.append(message)
+                else:
+                    event = Received(call, [message], packed)
+                    events.append(event)
+                    group = None if packed else event.messages
             else:
                 call.message = message
                 call.packed = packed

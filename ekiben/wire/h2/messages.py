@@ -23,7 +23,7 @@ def too_much() -> GrpcError:
     return GrpcError(Status.RESOURCE_EXHAUSTED, "too many request bytes are waiting on this port")
 
 
-def unpacked(message: memoryview, encoding: bytes, limit_bytes: int) -> memoryview:
+def unpacked(message: bytes | memoryview, encoding: bytes, limit_bytes: int) -> memoryview:
     """A message with the compressed flag, without its packing. Blocks, without the GIL.
 
     Raises GrpcError: RESOURCE_EXHAUSTED over the limit, before more than that is in memory, INTERNAL for broken data.

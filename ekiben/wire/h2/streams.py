@@ -108,12 +108,16 @@ class Streams(Generic[MethodT]):
             and size <= self._limits.message_bytes
         ):  # a whole message, as nearly all frames are
             start += 5
-            message = memoryview(data[start:stop]) if size < COPIED_BYTES else memoryview(data)[start:stop]
             if call.head.streams:
                 if not ends:
+                    message = data[start:stop] if size < COPIED_BYTES else memoryview(data)[start:stop]
                     call.owed += charged
                     call.unread += size - 5 + MESSAGE_COST_BYTES
-                    self.events.append(Received(call, message, False))
+                    events = self.events
+                    if events and type(last := events[-1]) is Received and last.call is call and not last.packed:
+                        last.messages.append(message)
+                    else:
+                        events.append(Received(call, [message], False))
                     if call.unread > call.taken + FREE_BYTES and not self._inbox.count(call):
                         self._refuse(call, too_much())
                     elif call.owed * 2 >= self._limits.stream_window_bytes:
@@ -122,7 +126,7 @@ class Streams(Generic[MethodT]):
             elif ends and not call.messages and call.head.content_length in (-1, call.body_bytes):
                 call.remote_ended = True
                 call.surfaced = True
-                call.message = message
+                call.message = memoryview(data[start:stop]) if size < COPIED_BYTES else memoryview(data)[start:stop]
                 self.events.append(call)
                 return
             start -= 5

@@ -72,9 +72,10 @@ class Pair:
         elif isinstance(event, Opened):
             self.streams[event.call.stream_id] = []
         elif isinstance(event, Received):
-            self.streams[event.call.stream_id].append(bytes(event.message))
-            self.machine.send(event.call, bytes(event.message))
-            self.machine.consumed(event.call, len(event.message))
+            for message in event.messages:
+                self.streams[event.call.stream_id].append(bytes(message))
+                self.machine.send(event.call, bytes(message))
+                self.machine.consumed(event.call, len(message))
         elif isinstance(event, Ended):
             self.machine.finish(event.call)
 

@@ -2,10 +2,11 @@
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from ekiben.wire.h2 import Limits
+from ekiben.wire.h2 import Call, Event, Limits, Received
 from ekiben.wire.h2.codes import (
     ACK,
     CONTINUATION,
@@ -311,7 +312,7 @@ def test_padding_and_priority_are_taken_off_at_any_cut() -> None:
     for size in (1, 2, 3, 7, 50, len(wire)):
         peer = Peer()
         events = [event for at in range(0, len(wire), size) for event in peer.send(wire[at : at + size])]
-        assert [bytes(event.message) for event in events] == [bytes(range(200))]  # type: ignore[union-attr]
+        assert [bytes(event.message) for event in events if isinstance(event, Call)] == [bytes(range(200))]
         assert peer.gone is None
 
 
@@ -347,4 +348,29 @@ def test_windows_may_become_negative() -> None:
 def test_a_streaming_call_is_surfaced_at_once() -> None:
     peer = Peer()
     events = peer.send(peer.headers(1, request_fields(STREAM)), frame(DATA, 0, 1, message(b"a") + message(b"b")))
-    assert [type(event).__name__ for event in events] == ["Opened", "Received", "Received"]
+    assert [type(event).__name__ for event in events] == ["Opened", "Received"]
+
+
+def seen(events: list[Event[Any]]) -> list[tuple[int, bool, list[bytes]]]:
+    """Stream, whether packed, and bodies of all that was received."""
+    received = [event for event in events if isinstance(event, Received)]
+    return [(each.call.stream_id, each.packed, [bytes(body) for body in each.messages]) for each in received]
+
+
+def test_messages_that_come_together_are_told_of_together_and_in_order() -> None:
+    peer = Peer()
+    path = request_fields(STREAM, (b"grpc-encoding", b"gzip"))
+    one, other = [frame(DATA, 0, number, message(b"%d" % number)) for number in (1, 3)]
+    two = frame(DATA, 0, 1, message(b"a") + message(b"b"))
+    mixed = frame(DATA, 0, 1, message(b"c") + message(b"d", flag=1) + message(b"e") + message(b"f"))
+    events = peer.send(peer.headers(1, path), peer.headers(3, path), one, one, other, one, one, two, mixed)
+    assert seen(events) == [
+        (1, False, [b"1", b"1"]),
+        (3, False, [b"3"]),
+        (1, False, [b"1", b"1"]),
+        (1, False, [b"a", b"b"]),
+        (1, False, [b"c"]),
+        (1, True, [b"d"]),
+        (1, False, [b"e", b"f"]),
+    ]
+    assert seen(peer.send(one)) == [(1, False, [b"1"])]
