@@ -1,4 +1,4 @@
-"""`grpc`: small unary calls over HTTP/2, this engine's own server against grpcio's on the same engine."""
+"""`grpc`: small calls over HTTP/2: unary, this server against grpcio's on the same engine; and streamed over unary."""
 
 import contextlib
 import re
@@ -12,7 +12,7 @@ from typing import Final
 import grpc
 from tritonclient.grpc import service_pb2
 
-from benchmarks import models, servers
+from benchmarks import grpc_streams, models, servers
 from benchmarks.load import LoadFailed
 from benchmarks.paths import BENCH, ROOT
 from benchmarks.report import Target, save, table
@@ -37,7 +37,7 @@ def run(repeats: int, seconds: int) -> list[Target]:
     body.write_bytes(struct.pack(">BI", 0, len(message)) + message)
     found: dict[str, dict[int, list[float]]] = {"ekiben": {}, "grpcio": {}}
     for count in BOUNDS:
-        with servers.ekiben_grpc(repository) as ours, _grpcio(repository) as theirs:
+        with servers.ekiben_grpc(repository) as (_, ours), _grpcio(repository) as theirs:
             addresses = {"ekiben": ours, "grpcio": theirs}
             for address in addresses.values():
                 _check(address, message)
@@ -49,6 +49,8 @@ def run(repeats: int, seconds: int) -> list[Target]:
                     progress(f"{turn + 1}/{repeats} {name}, {count} in flight: {rate:,.0f}/s")
     rows = [[name, *(str(spread(rates)) for rates in counts.values())] for name, counts in found.items()]
     print(table(["calls/s", *(f"{count} in flight" for count in BOUNDS)], rows) + "\n")
+    with servers.ekiben_grpc(repository) as (server, address):
+        streams = grpc_streams.compare(server, address, message, repeats, seconds)
     targets = [
         Target(
             f"grpc, {count} in flight: calls/s over grpcio's server",
@@ -58,7 +60,9 @@ def run(repeats: int, seconds: int) -> list[Target]:
         )
         for count, bound in BOUNDS.items()
     ]
-    save("grpc", {"repeats": repeats, "seconds": seconds, "generator": "h2load"}, found, targets)
+    targets += grpc_streams.targets(streams)
+    load = {"repeats": repeats, "seconds": seconds, "generator": "h2load; for streams benchmarks/grpc_load.py"}
+    save("grpc", load, {"calls_per_second": found, "one_connection": streams}, targets)
     return targets
 
 

@@ -76,13 +76,13 @@ def ekiben(repository: Path) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def ekiben_grpc(repository: Path) -> Iterator[str]:
-    """The same, for its gRPC port: yields the address."""
+def ekiben_grpc(repository: Path) -> Iterator[tuple[Server, str]]:
+    """The same with its gRPC port, whose address comes with it."""
     command = [str(BINARIES / "ekiben"), "serve", "--repository", str(repository)]
     port = _free_port()
     environment = {"BENTOML_HOME": str(BENCH / "bentoml_home"), "EKIBEN_GRPC_PORT": str(port)}
-    with _running("ekiben", command, "/v2/health/ready", environment):
-        yield f"127.0.0.1:{port}"
+    with _running("ekiben", command, "/v2/health/ready", environment) as server:
+        yield server, f"127.0.0.1:{port}"
 
 
 @contextlib.contextmanager
