@@ -221,6 +221,12 @@ class Connection(Generic[MethodT]):
             try:
                 if kind == DATA:
                     if stop <= size and not flags & PADDED:
+                        if not flags:
+                            after, charged = streams.run(stream_id, data, position, size)
+                            if charged:
+                                position = after
+                                self._charge(charged, flags, stream_id)
+                                continue
                         position = stop
                         owed = self._owed + length
                         if stream_id and length and owed < self._refill_bytes:

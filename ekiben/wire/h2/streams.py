@@ -4,12 +4,22 @@ A call leaves `calls` when its reply is out, or when either side resets it. What
 we ended first is expected, and dropped; its stream is kept in mind for that ("forgotten").
 """
 
+import struct
 from collections.abc import Mapping
 from typing import Final, Generic, final
 
 from ekiben.wire.h2 import replies
 from ekiben.wire.h2.call import Call, Cancelled, Ended, Event, Opened, Received
-from ekiben.wire.h2.codes import END_HEADERS, END_STREAM, HEADERS, LARGEST_STREAM_ID, LARGEST_WINDOW, ErrorCode, Status
+from ekiben.wire.h2.codes import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    LARGEST_STREAM_ID,
+    LARGEST_WINDOW,
+    ErrorCode,
+    Status,
+)
 from ekiben.wire.h2.faults import ConnectionFault, GrpcError, StreamFault
 from ekiben.wire.h2.heads import HeadDecoder, Malformed, MethodT, check_trailers
 from ekiben.wire.h2.inbox import COPIED_BYTES, FREE_BYTES, MESSAGE_COST_BYTES, Inbox
@@ -20,6 +30,8 @@ from ekiben.wire.h2.outbox import Outbox, Reply
 __all__ = ["Streams"]
 
 _FORGOTTEN_STREAMS: Final = 4096
+_MESSAGE: Final = struct.Struct(">IBIBI")
+"""A DATA frame's head, and that of the message it begins with."""
 
 
 @final
@@ -42,6 +54,7 @@ class Streams(Generic[MethodT]):
         self._kept = self._heads.kept
         self._forgotten: dict[int, None] = {}
         self._passed_over: list[range] = []  # streams that were never opened, and cannot be any more
+        self._small_bytes = min(COPIED_BYTES, limits.message_bytes + 5, limits.frame_bytes)
         self._settled = 0  # calls answered to their end
         self._resets = Budget(burst=2 * limits.concurrent_streams + 1000, per_second=200, per_earned=1)
 
@@ -103,33 +116,20 @@ class Streams(Generic[MethodT]):
         if (
             size >= 5
             and call.assembler is None
+            and not call.head.streams
             and data[start] == 0
             and int.from_bytes(data[start + 1 : start + 5], "big") == size - 5
             and size <= self._limits.message_bytes
-        ):  # a whole message, as nearly all frames are
+            and ends
+            and not call.messages
+            and call.head.content_length in (-1, call.body_bytes)
+        ):  # a whole unary call, as nearly all are
             start += 5
-            if call.head.streams:
-                if not ends:
-                    message = data[start:stop] if size < COPIED_BYTES else memoryview(data)[start:stop]
-                    call.owed += charged
-                    call.unread += size - 5 + MESSAGE_COST_BYTES
-                    events = self.events
-                    if events and type(last := events[-1]) is Received and last.call is call and not last.packed:
-                        last.messages.append(message)
-                    else:
-                        events.append(Received(call, [message], False))
-                    if call.unread > call.taken + FREE_BYTES and not self._inbox.count(call):
-                        self._refuse(call, too_much())
-                    elif call.owed * 2 >= self._limits.stream_window_bytes:
-                        self._inbox.refill(call)
-                    return
-            elif ends and not call.messages and call.head.content_length in (-1, call.body_bytes):
-                call.remote_ended = True
-                call.surfaced = True
-                call.message = memoryview(data[start:stop]) if size < COPIED_BYTES else memoryview(data)[start:stop]
-                self.events.append(call)
-                return
-            start -= 5
+            call.remote_ended = True
+            call.surfaced = True
+            call.message = memoryview(data[start:stop]) if size < COPIED_BYTES else memoryview(data)[start:stop]
+            self.events.append(call)
+            return
         call.owed += charged
         call.since = now
         if size:
@@ -142,6 +142,48 @@ class Streams(Generic[MethodT]):
             self._remote_end(call)
         else:
             self._inbox.refill(call)
+
+    def run(self, stream_id: int, data: bytes, position: int, size: int) -> tuple[int, int]:
+        """Take frames of a streaming call that follow each other, as long as each is a whole message, small and plain.
+
+        The position after them, and what they take of the connection's window: 0 where there is none.
+        """
+        call = self.calls.get(stream_id)
+        if call is None or not call.head.streams or call.finished or call.remote_ended or call.assembler is not None:
+            return position, 0
+        messages: list[bytes | memoryview] = []
+        left = call.credit
+        while size - position >= _MESSAGE.size:
+            word, flags, other_id, packed, length = _MESSAGE.unpack_from(data, position)
+            framed = length + 5
+            start = position + _MESSAGE.size
+            stop = start + length
+            if (
+                word != framed << 8 | DATA
+                or flags
+                or other_id != stream_id
+                or packed
+                or framed > self._small_bytes
+                or framed > left
+                or stop > size
+            ):
+                break
+            messages.append(data[start:stop])
+            left -= framed
+            position = stop
+        if not messages:
+            return position, 0
+        charged = call.credit - left
+        call.credit = left
+        call.body_bytes += charged
+        call.owed += charged
+        call.unread += charged + len(messages) * (MESSAGE_COST_BYTES - 5)
+        self.events.append(Received(call, messages, False))
+        if call.unread > call.taken + FREE_BYTES and not self._inbox.count(call):
+            self._refuse(call, too_much())
+        elif call.owed * 2 >= self._limits.stream_window_bytes:
+            self._inbox.refill(call)
+        return position, charged
 
     def reset(self, stream_id: int, now: float) -> None:
         """The client gives a call up."""

@@ -7,7 +7,19 @@ from urllib.parse import unquote
 
 import pytest
 
-from ekiben.wire.h2 import Call, ErrorCode, GrpcError, Limits, Opened, Received, Status, unpacked
+from ekiben.wire.h2 import (
+    Call,
+    Cancelled,
+    Ended,
+    ErrorCode,
+    GrpcError,
+    Limits,
+    Memory,
+    Opened,
+    Received,
+    Status,
+    unpacked,
+)
 from ekiben.wire.h2.codes import DATA, END_HEADERS, END_STREAM, HEADERS, WINDOW_UPDATE
 from ekiben.wire.h2.heads import timeout_seconds
 from ekiben.wire.h2.messages import Assembler
@@ -242,14 +254,50 @@ def test_messages_sent_together_on_a_call_that_is_over_go_nowhere() -> None:
 
 def test_messages_may_be_consumed_several_at_a_time() -> None:
     peer = Peer(Limits(stream_window_bytes=65_535))
-    opened, *_ = peer.send(peer.headers(1, request_fields(STREAM)), *[frame(DATA, 0, 1, message(bytes(10_000)))] * 8)
+    body = frame(DATA, 0, 1, message(bytes(10_000)))
+    opened, _ = peer.send(peer.headers(1, request_fields(STREAM)), body * 6)
     assert isinstance(opened, Opened)
+    peer.send(body * 4)
     assert len(peer.of(WINDOW_UPDATE)) == 1  # no second, for the reader is behind by a window
     assert peer.memory.used_bytes > 0
-    assert peer.machine.consumed(opened.call, 80_000, 8)
+    assert peer.machine.consumed(opened.call, 100_000, 10)
     peer.take()
     assert len(peer.of(WINDOW_UPDATE)) == 2
     assert (opened.call.unread, peer.memory.used_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("reserved", [0, 1 << 31])
+@pytest.mark.parametrize("step", [1, 13, 14, 15, 30, 100, 1000])
+def test_a_run_of_messages_may_be_cut_anywhere_and_hold_anything(step: int, reserved: int) -> None:
+    bodies = [b"a", b"", b"bc" * 20, b"d" * 20_000, b"e", b"f"]
+    wire = b"".join(frame(DATA, 0, 1 | reserved, message(body)) for body in bodies)
+    wire += frame(DATA, 0, 1, message(b"g")[:3]) + frame(DATA, 0, 1, message(b"g")[3:] + message(b"h"))
+    wire += frame(DATA, 0, 1, b"") + frame(DATA, 0, 1, message(b"i")) + frame(DATA, END_STREAM, 1, message(b"j"))
+    peer, _ = open_stream()
+    events = [event for at in range(0, len(wire), step) for event in peer.send(wire[at : at + step])]
+    got = [bytes(each) for event in events if isinstance(event, Received) for each in event.messages]
+    assert got == [*bodies, b"g", b"h", b"i", b"j"]
+    assert isinstance(events[-1], Ended)
+    assert peer.gone is None
+
+
+def test_a_run_of_messages_keeps_to_the_windows_and_to_the_memory() -> None:
+    many = frame(DATA, 0, 1, message(bytes(9_995))) * 8
+    for limits, code in (
+        (Limits(stream_window_bytes=65_535, frame_bytes=16_384), None),
+        (Limits(connection_window_bytes=65_535), ErrorCode.FLOW_CONTROL_ERROR),
+    ):
+        peer = Peer(limits)
+        peer.send(peer.headers(1, request_fields(STREAM)), many)
+        assert peer.gone is code
+        peer.send(many, many)
+        if code is None:  # no more than one window ahead of the handler
+            assert peer.resets == {1: ErrorCode.FLOW_CONTROL_ERROR}
+    peer = Peer(memory=Memory(150_000))
+    events = peer.send(peer.headers(1, request_fields(STREAM)), many, many)
+    assert isinstance(events[-1], Cancelled)
+    assert peer.status(1) == Status.RESOURCE_EXHAUSTED
+    assert peer.memory.used_bytes == 0
 
 
 def test_a_streaming_call_without_replies_has_headers_and_trailers() -> None:
