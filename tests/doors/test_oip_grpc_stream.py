@@ -351,10 +351,10 @@ def talk(count: int, identity: str, *, fail: bool = False, end: bool = False) ->
 
 def test_a_decoupled_model_answers_with_as_many_messages_as_it_gives() -> None:
     async def test(house: House, stream: Receiver, replies: Replies) -> None:
-        stream.message(talk(3, "a", end=True))
-        stream.message(asked("add", 1, 2))  # an error of its own
-        stream.message(talk(0, "b"))
-        stream.message(talk(1, "c"))
+        stream.messages([talk(3, "a", end=True)])
+        stream.messages([asked("add", 1, 2)])  # an error of its own
+        stream.messages([talk(0, "b")])
+        stream.messages([talk(1, "c")])
         stream.ended()
         await until(lambda: replies.ended)
         of_a = [reply.infer_response for reply in replies.sent if reply.infer_response.id == "a"]
@@ -370,11 +370,11 @@ def test_a_decoupled_model_answers_with_as_many_messages_as_it_gives() -> None:
 
 def test_a_decoupled_model_that_fails_after_some_responses_says_so_and_the_stream_goes_on() -> None:
     async def test(house: House, stream: Receiver, replies: Replies) -> None:
-        stream.message(talk(2, "a", fail=True, end=True))
+        stream.messages([talk(2, "a", fail=True, end=True)])
         await until(lambda: len(replies.sent) == 3)
         assert "no more of this" in replies.sent[2].error_message
         assert replies.ids == ["a"] * 3
-        stream.message(talk(1, "b"))
+        stream.messages([talk(1, "b")])
         stream.ended()
         await until(lambda: replies.ended)
         assert replies.ids[3:] == ["b"]
@@ -385,7 +385,7 @@ def test_a_decoupled_model_that_fails_after_some_responses_says_so_and_the_strea
 def test_a_client_that_does_not_read_stops_the_model_and_one_that_leaves_ends_it() -> None:
     async def test(house: House, stream: Receiver, replies: Replies) -> None:
         replies.taken.clear()
-        stream.message(talk(10_000, "a"))
+        stream.messages([talk(10_000, "a")])
         await until(lambda: house.talker.given >= 60)
         before = -1
         while house.talker.given != before:
@@ -406,8 +406,8 @@ def test_a_stream_s_deadline_is_that_of_its_requests() -> None:
         replies = Replies()
         replies.deadline = SYSTEM_CLOCK.monotonic() - 1
         stream = OipGrpc(house.engine).methods.receiving[SERVICE + "ModelStreamInfer"](replies)
-        stream.message(asked("add", 1, 2, identity="late"))
-        stream.message(asked("a/b", 1, identity="late"))
+        stream.messages([asked("add", 1, 2, identity="late")])
+        stream.messages([asked("a/b", 1, identity="late")])
         stream.ended()
         await until(lambda: replies.ended)
         assert "deadline" in replies.sent[1].error_message
