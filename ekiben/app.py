@@ -23,7 +23,7 @@ from typing import Any, Final
 from _bentoml_sdk import Service
 from msgspec.structs import replace
 
-from ekiben import logs
+from ekiben import __version__, logs
 from ekiben.clock import SYSTEM_CLOCK
 from ekiben.declare import Answering, Repository, Runner
 from ekiben.doors.grpc_calls import Methods
@@ -31,15 +31,20 @@ from ekiben.doors.grpc_health import GrpcHealth
 from ekiben.doors.grpc_port import GrpcPort
 from ekiben.doors.grpc_reflection import GrpcReflection
 from ekiben.doors.oip_grpc import OipGrpc
+from ekiben.doors.oip_grpc_settings import OipGrpcSettings
 from ekiben.doors.oip_grpc_shm import OipGrpcSharedMemory
 from ekiben.doors.oip_http import OipHttp
 from ekiben.doors.oip_http_generate import OipGenerate
+from ekiben.doors.oip_http_settings import OipHttpSettings
 from ekiben.doors.oip_http_shm import OipHttpSharedMemory
 from ekiben.doors.prometheus import render
 from ekiben.doors.restricted import LockedApp, grpc_guards
 from ekiben.engine.engine import Engine, VersionView
 from ekiben.errors import InvalidSettings, Unavailable
+from ekiben.extensions.log_settings import LogSettings
 from ekiben.extensions.shared_memory import NO_REGIONS, Regions, SharedMemory, most_regions
+from ekiben.extensions.spans import Spans
+from ekiben.extensions.traces import Traces
 from ekiben.greeting import HttpAddress, banner, call, joined
 from ekiben.preprocess import parse
 from ekiben.remote import RemoteEngine, access_from
@@ -50,6 +55,7 @@ from ekiben.restrictions import keys_of
 from ekiben.runner.cores import usable_cores
 from ekiben.runner.supervisor import Runner as RunnerSupervisor
 from ekiben.settings import PARENT_VARIABLE, Settings, bentoml_home
+from ekiben.telemetry import flush, tracer_provider
 from ekiben.tls import CIPHERS, TlsFiles, load_identity
 from ekiben.types import Catalogue, VersionSource
 from ekiben.wire.protos.grpc import HEALTH
@@ -61,6 +67,8 @@ _LOG: Final = logging.getLogger("ekiben.app")
 _GC_THRESHOLDS: Final = (50_000, 50, 50)
 """Full collections of a large heap take 100 ms and more, so they are made rare, and what start-up made is frozen."""
 
+_FLUSH_SECONDS: Final = 5.0
+"""What a collector of spans that does not answer may hold up the end."""
 _ORPHAN_SECONDS: Final = 10.0
 """What a worker without its parent has to end by itself, before it is ended: nobody would notice that it has not."""
 
@@ -223,10 +231,17 @@ class EngineApp:
             concurrent_loads=max(1, cores),
             overrides=overrides if self._settings.allow_load_override else None,
         )
+        provider = tracer_provider(os.environ)
+        spans = None if provider is None else Spans(provider.get_tracer("ekiben", __version__))
+        traces, log_settings = Traces(clock, self._settings.trace_file, spans), LogSettings()
         regions = _regions(self._settings)
-        handlers = [OipGenerate(engine, self._settings).handlers, OipHttpSharedMemory(regions).handlers]
-        self._oip = OipHttp(engine, self._settings, regions=regions, extensions=handlers)
-        services = _grpc_services(engine, regions)
+        extensions = [
+            OipGenerate(engine, self._settings).handlers,
+            OipHttpSettings(engine, traces, log_settings).handlers,
+            OipHttpSharedMemory(regions).handlers,
+        ]
+        self._oip = OipHttp(engine, self._settings, clock, regions, extensions, traces)
+        services = _grpc_services(engine, regions, traces, log_settings)
         paths = [path for methods in services for path in methods.paths()]
         grpc = GrpcPort(
             services,
@@ -247,12 +262,17 @@ class EngineApp:
         starting = asyncio.create_task(self._start(engine))
 
         async def stop() -> None:
+            nonlocal provider
             starting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await starting
             await grpc.close()
             await engine.stop()
             await asyncio.to_thread(overrides.close)
+            await traces.close()
+            if provider is not None:
+                ending, provider = provider, None
+                await asyncio.to_thread(flush, ending, _FLUSH_SECONDS)
 
         try:
             yield stop
@@ -331,9 +351,12 @@ def _regions(settings: Settings) -> SharedMemory:
     return Regions(settings.body_limit_bytes, most_regions(descriptors))
 
 
-def _grpc_services(engine: Engine, regions: SharedMemory) -> tuple[Methods, ...]:
+def _grpc_services(
+    engine: Engine, regions: SharedMemory, traces: Traces, log_settings: LogSettings
+) -> tuple[Methods, ...]:
     return (
-        OipGrpc(engine, regions).methods,
+        OipGrpc(engine, regions, traces).methods,
+        OipGrpcSettings(engine, traces, log_settings).methods,
         OipGrpcSharedMemory(regions).methods,
         GrpcHealth(engine.ready, OIP.services).methods,
         GrpcReflection([OIP, HEALTH]).methods,

@@ -137,6 +137,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="GROUP,…:KEY=VALUE",
         help="the same for gRPC: the header is triton-grpc-protocol-KEY; repeatable",
     )
+    serve.add_argument(
+        "--trace-file", metavar="FILE", help="where traces go that clients switch on (none: they cannot)"
+    )
 
     bring = command("import", _import, "Put a model into the Bento model store.", state)
     bring.add_argument("path", metavar="PATH", type=Path, help="a model file or folder")
@@ -194,6 +197,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     _open(settings)
     _check_tls(settings)
     options |= {name: getattr(settings, name) or None for name in FILES}
+    if settings.trace_file and not Path(settings.trace_file).parent.is_dir():
+        raise InvalidSettings(f"trace_file must lie in a folder that exists, got '{settings.trace_file}'")
+    for name in ("state_dir", "trace_file"):  # absolute: the server may have another working directory
+        options[name] = getattr(settings, name) or None
     host = _address(settings.host)
     _check_port(host, settings.port, "--port")
     _check_port(host, settings.grpc_port, "--grpc-port")

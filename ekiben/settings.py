@@ -91,6 +91,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     access_log: bool = False
     allow_client_shm: bool = False
     """Clients may register shared memory, and so have this process read and write it."""
+    trace_file: str = ""
+    """Where the traces go that clients switch on by the trace extension. '': they cannot. Once loaded absolute."""
     body_limit_bytes: int = 128 * _MIB
     """A request body as it is sent."""
     decompressed_limit_bytes: int = 128 * _MIB
@@ -180,7 +182,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             values |= layer
         state_directory = Path(values.get("state_dir") or bentoml_home(environ) / "ekiben")
         values["state_dir"] = str(state_directory.expanduser().absolute())
-        values |= {name: str(Path(values[name]).expanduser().absolute()) for name in FILES if values.get(name)}
+        values |= {
+            name: str(Path(values[name]).expanduser().absolute()) for name in (*FILES, "trace_file") if values.get(name)
+        }
         return convert(values, Settings, "the settings")
 
 
@@ -212,7 +216,7 @@ def _from_file(path: Path) -> dict[str, Any]:
     base = path.absolute().parent
     if isinstance(data.get("repositories"), list):
         data["repositories"] = [_located(base, value) for value in data["repositories"]]
-    for name in ("state_dir", *FILES):
+    for name in ("state_dir", "trace_file", *FILES):
         if data.get(name):
             data[name] = _located(base, data[name])
     return data

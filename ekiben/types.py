@@ -30,6 +30,7 @@ __all__ = [
     "Signature",
     "Tensor",
     "TensorSpec",
+    "Trace",
     "VersionSource",
     "datatype_of",
 ]
@@ -271,6 +272,33 @@ Catalogue: TypeAlias = Mapping[str, ModelSource]
 """The full set a repository wants; a model left out is to be unloaded."""
 
 
+class Trace(msgspec.Struct, gc=False):
+    """How a request went through the engine, which writes it. Times are seconds on its clock; 0: not reached.
+
+    For a request that runs again, because its batch failed, they are those of the last time.
+    """
+
+    version: str = ""
+    """The integer of the version that it came to."""
+    rows: int = 0
+    batch_rows: int = 0
+    """Rows of the batch that it rode in."""
+    attempts: int = 0
+    """How often it was handed to a runner."""
+    queued: float = 0.0
+    taken: float = 0.0
+    """Its batch was formed."""
+    submitted: float = 0.0
+    """The batch lay in the runner's shared memory."""
+    compute_start: float = 0.0
+    """As the runner's own times say, counted back from when its answer arrived."""
+    input_end: float = 0.0
+    output_start: float = 0.0
+    compute_end: float = 0.0
+    answered: float = 0.0
+    """It had its response or its error."""
+
+
 class Request(msgspec.Struct, gc=False):
     """One inference request, as every door hands it to the engine."""
 
@@ -292,6 +320,8 @@ class Request(msgspec.Struct, gc=False):
     """How long it may wait for its batch, where the model allows it to say so; 0: as long as the model has it."""
     deadline: float | None = None
     """When the caller gives up, on the engine's clock; None: never."""
+    trace: Trace | None = None
+    """What the engine is to write down of its way. None: nothing."""
 
 
 class Response(msgspec.Struct, gc=False):

@@ -308,8 +308,8 @@ def test_serve_becomes_bentoml_with_the_options_as_variables(
     port = _free_port()
     cli.main(
         ["serve", "--host", "localhost", "--port", str(port), "--repository", "tree", "--repository", "store",
-         "--model-control", "explicit", "--load-model", "m", "--config", "ekiben.yaml",
-         "--allow-load-override"]
+         "--model-control", "explicit", "--load-model", "m", "--config", "ekiben.yaml", "--state-dir", "state",
+         "--trace-file", "trace.json", "--allow-load-override"]
     )  # fmt: skip
     ((program, command, environ),) = called
     assert program == sys.executable
@@ -320,6 +320,8 @@ def test_serve_becomes_bentoml_with_the_options_as_variables(
     assert json.loads(environ["EKIBEN_LOAD_MODEL"]) == ["m"]
     assert environ["EKIBEN_CONFIG"] == str(tmp_path / "ekiben.yaml")
     assert environ["EKIBEN_ALLOW_LOAD_OVERRIDE"] == "true"
+    assert environ["EKIBEN_STATE_DIR"] == str(tmp_path / "state")
+    assert environ["EKIBEN_TRACE_FILE"] == str(tmp_path / "trace.json")
 
 
 def test_serve_hands_on_secrets_and_files_as_variables(
@@ -345,6 +347,12 @@ def test_serve_hands_on_secrets_and_files_as_variables(
     assert settings.grpc_restricted == ("health:k=v, w",)
     said = f"ekiben: clients will refuse the certificate '{expired.cert}': certificate has expired\n"
     assert capsys.readouterr().err == said
+
+
+def test_a_trace_file_needs_its_folder(tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "none" / "trace.json"
+    assert cli.main(["serve", "--repository", str(tree), "--trace-file", str(missing)]) == 2
+    assert f"trace_file must lie in a folder that exists, got '{missing}'" in capsys.readouterr().err
 
 
 def test_a_version_that_a_word_has_is_not_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

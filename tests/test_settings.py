@@ -40,9 +40,17 @@ def test_the_file_can_be_named_by_a_variable(tmp_path: Path) -> None:
 
 
 def test_paths_in_the_file_are_relative_to_it(tmp_path: Path) -> None:
-    settings = Settings.load(_file(tmp_path, "repositories: [store, models, /abs]\nstate_dir: state\n"))
+    settings = Settings.load(_file(tmp_path, "repositories: [store, models, /abs]\nstate_dir: state\ntrace_file: t\n"))
     assert settings.repositories == ("store", str(tmp_path / "models"), "/abs")
     assert settings.state_dir == str(tmp_path / "state")
+    assert settings.trace_file == str(tmp_path / "t")
+
+
+def test_a_trace_file_is_absolute_once_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Settings.load(environ={"EKIBEN_TRACE_FILE": "a/t"}).trace_file == str(tmp_path / "a" / "t")
+    assert Settings.load(_file(tmp_path, "trace_file: ''\n")).trace_file == ""
+    assert Settings.load().trace_file == ""
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,16 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-__all__ = ["Call", "Methods", "Pending", "Receiver", "Receiving", "Replies", "Streaming", "Unary"]
+__all__ = ["Call", "Head", "Methods", "Pending", "Receiver", "Receiving", "Replies", "Streaming", "Unary", "field"]
+
+
+class Head(Protocol):
+    """A call's headers."""
+
+    @property
+    def metadata(self) -> tuple[tuple[bytes, bytes], ...]:
+        """The caller's own fields, names in lower case, in order."""
+        ...
 
 
 class Call(Protocol):
@@ -21,6 +30,14 @@ class Call(Protocol):
     def deadline(self) -> float | None:
         """When the client gives up, on the server's clock; None: it waits for ever."""
         ...
+
+    @property
+    def head(self) -> Head: ...
+
+
+def field(call: Call, name: bytes) -> bytes | None:
+    """The first field of that name in the caller's metadata, None for none."""
+    return next((value for given, value in call.head.metadata if given == name), None)
 
 
 class Pending(Awaitable[bytes]):

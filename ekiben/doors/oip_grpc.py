@@ -5,7 +5,7 @@ Inference has a file of its own. The other replies are made of the HTTP door's d
 
 import asyncio
 from functools import partial
-from typing import Any, Final, NoReturn, final
+from typing import Any, Final, final
 
 import msgspec
 from google.protobuf import json_format
@@ -17,6 +17,7 @@ from ekiben.doors.oip_grpc_stream import InferStream
 from ekiben.engine.engine import Engine
 from ekiben.errors import Unsupported
 from ekiben.extensions.shared_memory import NO_REGIONS, SharedMemory
+from ekiben.extensions.traces import Traces
 from ekiben.types import LoadOverride
 from ekiben.wire.oip_documents import (
     index_body,
@@ -31,11 +32,6 @@ from ekiben.wire.protos.oip import OIP
 
 __all__ = ["OipGrpc"]
 
-_LATER: Final = (
-    "TraceSetting",
-    "LogSettings",
-)
-
 _INLINE_BYTES: Final = 1 << 20
 """Loads up to here are decoded on the loop: longer ones carry files."""
 
@@ -44,10 +40,11 @@ _INLINE_BYTES: Final = 1 << 20
 class OipGrpc:
     """Built once per engine; its methods are called on the engine's loop."""
 
-    def __init__(self, engine: Engine, regions: SharedMemory = NO_REGIONS) -> None:
+    def __init__(self, engine: Engine, regions: SharedMemory = NO_REGIONS, traces: Traces | None = None) -> None:
+        """Without `traces` no request is traced."""
         self._engine = engine
         self._metadata = _message("ServerMetadataResponse", server_metadata_body(__version__, regions.extensions))
-        inference = Inference(engine, regions)
+        inference = Inference(engine, regions, traces or Traces())
         unary: dict[str, Unary] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -60,7 +57,6 @@ class OipGrpc:
             "RepositoryIndex": self._repository_index,
             "RepositoryModelLoad": self._repository_model_load,
             "RepositoryModelUnload": self._repository_model_unload,
-            **dict.fromkeys(_LATER, _not_here),
         }
         path = f"/{OIP.services[0]}/"
         self.methods: Final = Methods(
@@ -116,10 +112,6 @@ class OipGrpc:
         model, reply = _model_to_change(request)
         await self._engine.unload(model, dependents=dependents_in_message(model, request.parameters))
         return reply
-
-
-def _not_here(_data: memoryview, _call: Call) -> NoReturn:
-    raise Unsupported("this server does not have the trace and logging extensions")
 
 
 def _model_to_change(request: Any) -> tuple[str, bytes]:

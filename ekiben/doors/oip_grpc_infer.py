@@ -8,13 +8,16 @@ from collections.abc import Generator
 from typing import Any, Final, final
 
 from ekiben.doors import grpc_calls
+from ekiben.doors.grpc_calls import field
 from ekiben.doors.shared_memory import SharedInfer
 from ekiben.engine.engine import Engine, Replies, VersionView
 from ekiben.errors import Decoupled, InvalidRequest, Unsupported
+from ekiben.extensions.recording import Recording
 from ekiben.extensions.shared_memory import SharedMemory
+from ekiben.extensions.traces import Traces
 from ekiben.types import Response
 from ekiben.wire.oip_json import Classes, InferCall
-from ekiben.wire.oip_proto import InferCodec, InvalidInput
+from ekiben.wire.oip_proto import InferCodec, InvalidInput, model_name
 
 __all__ = ["INLINE_BYTES", "Inference", "Pending"]
 
@@ -50,16 +53,40 @@ class Pending(grpc_calls.Pending):
 class Inference:
     """Requests of both methods on their way into the engine. Built once per engine; used on its loop."""
 
-    def __init__(self, engine: Engine, regions: SharedMemory) -> None:
+    def __init__(self, engine: Engine, regions: SharedMemory, traces: Traces) -> None:
+        self.traces: Final = traces
         self.codec: Final = InferCodec()
         self._engine = engine
         self._shared = SharedInfer(engine, regions)
 
     def unary(self, data: memoryview, call: grpc_calls.Call) -> Pending | asyncio.Task[bytes]:
         """ModelInfer."""
+        recording = self.recording(data, call) if self.traces.wanted else None
+        if recording is not None:
+            return asyncio.create_task(self._recorded(data, call, recording))
         if len(data) > INLINE_BYTES:
             return asyncio.create_task(self._large(data, call.deadline))
         return self._begin(self.decode(data), call.deadline)
+
+    def recording(self, data: bytes | memoryview, call: grpc_calls.Call) -> Recording | None:
+        """What is to be written down of a request; None where it is not traced. To be asked while any may be."""
+        parent, state = field(call, b"traceparent"), field(call, b"tracestate")
+        recording = self.traces.begin("GRPC", model_name(data), parent, state)
+        if recording is not None:
+            self.traces.read(recording)
+        return recording
+
+    async def _recorded(self, data: memoryview, call: grpc_calls.Call, recording: Recording) -> bytes:
+        """ModelInfer of a request that is traced."""
+        try:
+            request = await self.decode_large(data) if len(data) > INLINE_BYTES else self.decode(data)
+            self.traces.decoded(recording, request.request)
+            reply = await self._begin(request, call.deadline)
+        except BaseException as error:
+            self.traces.end(recording, error)
+            raise
+        self.traces.replied(recording)
+        return reply
 
     def decode(self, data: bytes | memoryview) -> InferCall:
         """A ModelInferRequest. Raises InvalidRequest, Unsupported, NotFound and NotReady."""

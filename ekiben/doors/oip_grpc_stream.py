@@ -22,6 +22,7 @@ from ekiben.doors.oip_grpc_infer import INLINE_BYTES, Inference
 from ekiben.engine.engine import Replies as Responses
 from ekiben.engine.engine import VersionView
 from ekiben.errors import Decoupled, EkibenError
+from ekiben.extensions.recording import Recording
 from ekiben.types import Response
 from ekiben.wire.oip_json import Classes, InferCall
 from ekiben.wire.oip_proto import encode_stream_end, encode_stream_error, request_id
@@ -46,6 +47,8 @@ class _Place(msgspec.Struct, eq=False, gc=False):
     classes: Classes | None = None
     identity: str = ""
     """Of a request without `call`."""
+    recording: Recording | None = None
+    """What is written down of it; None: it is not traced."""
 
 
 @final
@@ -86,9 +89,11 @@ class InferStream:
             if task is not None:
                 task.cancel()
         while self._places:
-            future = self._places.popleft().future
-            if not future.cancel() and not future.cancelled():
-                future.exception()  # nobody else looks at it
+            place = self._places.popleft()
+            if not place.future.cancel() and not place.future.cancelled():
+                place.future.exception()  # nobody else looks at it
+            if place.recording is not None:
+                self._inference.traces.end(place.recording, asyncio.CancelledError())
 
     def _full(self) -> bool:
         return (
@@ -105,52 +110,73 @@ class InferStream:
             if self._full():
                 break
             started += 1
+            inference = self._inference
+            recording = inference.recording(message, self._replies) if inference.traces.wanted else None
             if len(message) > INLINE_BYTES:
-                self._decoding = asyncio.create_task(self._inference.decode_large(message))
-                self._decoding.add_done_callback(partial(self._decoded, message))
+                self._decoding = asyncio.create_task(inference.decode_large(message))
+                self._decoding.add_done_callback(partial(self._decoded, message, recording))
                 break
             try:
-                self._begin(self._inference.decode(message), len(message))
+                self._begin(inference.decode(message), len(message), recording)
             except Exception as error:
-                self._refuse(error, message)
+                self._refuse(error, message, recording)
         return started
 
-    def _decoded(self, message: bytes | memoryview, decoding: "asyncio.Task[InferCall]") -> None:
+    def _decoded(
+        self, message: bytes | memoryview, recording: Recording | None, decoding: "asyncio.Task[InferCall]"
+    ) -> None:
         if decoding.cancelled():
+            if recording is not None:
+                self._inference.traces.end(recording, asyncio.CancelledError())
             return
         self._decoding = None
         try:
-            self._begin(decoding.result(), len(message))
+            self._begin(decoding.result(), len(message), recording)
         except Exception as error:
-            self._refuse(error, message)
+            self._refuse(error, message, recording)
         self._go_on()
 
-    def _begin(self, call: InferCall, size: int) -> None:
+    def _begin(self, call: InferCall, size: int, recording: Recording | None) -> None:
+        if recording is not None:
+            self._inference.traces.decoded(recording, call.request)
         classes = self._inference.classes(call) if call.classifies else None
         try:
             future = self._inference.infer(call, self._replies.deadline)
         except Decoupled:
             view = self._inference.version(call)
-            talk = asyncio.create_task(self._talk(call, classes, self._inference.stream(call), view))
+            talk = asyncio.create_task(self._talk(call, classes, self._inference.stream(call), view, recording))
             self._talks.add(talk)
             talk.add_done_callback(self._talked)
             return
-        place = _Place(future, size, call, classes)
+        place = _Place(future, size, call, classes, recording=recording)
         self._places.append(place)
         self._bytes += size
         if len(self._places) == 1:
             place.future.add_done_callback(self._answered)
 
-    async def _talk(self, call: InferCall, classes: Classes | None, responses: Responses, view: VersionView) -> None:
+    async def _talk(
+        self,
+        call: InferCall,
+        classes: Classes | None,
+        responses: Responses,
+        view: VersionView,
+        recording: Recording | None,
+    ) -> None:
         """Send each response of a decoupled model as it comes. Which is the last is not known before the end."""
         codec = self._inference.codec
         try:
             async for response in responses:
                 if not self._replies.send_all([codec.encode_stream(call, response, classes, final=False)]):
                     await self._replies.drained()
-        except Exception as error:
+        except BaseException as error:
+            if recording is not None:
+                self._inference.traces.end(recording, error)
+            if not isinstance(error, Exception):
+                raise
             self._replies.send_all([encode_stream_error(_told(error), call.request.id)])
         else:
+            if recording is not None:
+                self._inference.traces.replied(recording)
             if call.wants_end:
                 self._replies.send_all([encode_stream_end(view.model, view.version, call.request.id)])
         finally:
@@ -162,11 +188,11 @@ class InferStream:
             talk.result()
             self._go_on()
 
-    def _refuse(self, error: Exception, message: bytes | memoryview) -> None:
+    def _refuse(self, error: Exception, message: bytes | memoryview, recording: Recording | None) -> None:
         """An error in place of an answer, in its turn."""
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         future.set_exception(error)
-        self._places.append(_Place(future, 0, None, identity=request_id(message)))
+        self._places.append(_Place(future, 0, None, identity=request_id(message), recording=recording))
         if len(self._places) == 1:
             future.add_done_callback(self._answered)
 
@@ -183,7 +209,11 @@ class InferStream:
                 response = future.result()
                 assert call is not None
                 replies.append(encode(call, response, place.classes))
+                if place.recording is not None:
+                    self._inference.traces.replied(place.recording)
             except (Exception, asyncio.CancelledError) as error:
+                if place.recording is not None:
+                    self._inference.traces.end(place.recording, error)
                 identity = place.identity if call is None else call.request.id
                 replies.append(encode_stream_error(_told(error), identity))
         if not replies:

@@ -53,7 +53,9 @@ from ekiben.errors import (
     TooLarge,
     Unsupported,
 )
+from ekiben.extensions.recording import Recording
 from ekiben.extensions.shared_memory import NO_REGIONS, SharedMemory
+from ekiben.extensions.traces import Traces
 from ekiben.settings import Settings
 from ekiben.types import LoadOverride
 from ekiben.wire.compression import ENCODINGS, chosen_encoding, compressed
@@ -66,7 +68,7 @@ from ekiben.wire.oip_documents import (
     statistics_body,
 )
 from ekiben.wire.oip_json import Classes, InferCall, InferDecoder, encode_reply, header_length
-from ekiben.wire.oip_paths import METHODS, Target, target_of
+from ekiben.wire.oip_paths import METHODS, UPDATES, Target, target_of
 from ekiben.wire.oip_repository import dependents_in_json, override_in_json
 
 __all__ = ["OipHttp"]
@@ -87,15 +89,16 @@ _ACCEPT_ENCODING: Final = b"accept-encoding"
 _HEADER_LENGTH: Final = b"inference-header-content-length"
 _REQUEST_ID: Final = b"x-request-id"
 _TRACEPARENT: Final = b"traceparent"
+_TRACESTATE: Final = b"tracestate"
 _READ: Final = frozenset(
-    (CONTENT_LENGTH, CONTENT_ENCODING, _ACCEPT_ENCODING, _HEADER_LENGTH, _REQUEST_ID, _TRACEPARENT)
+    (CONTENT_LENGTH, CONTENT_ENCODING, _ACCEPT_ENCODING, _HEADER_LENGTH, _REQUEST_ID, _TRACEPARENT, _TRACESTATE)
 )
 _SANE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _TRACE: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
 
 
-Route: TypeAlias = tuple[Target, tuple[str, ...], Handler]
-"""What a path asks for, by which methods, and who answers."""
+Route: TypeAlias = tuple[Target, dict[str, Handler]]
+"""What a path asks for, and who answers, by method."""
 
 
 class _IndexBody(msgspec.Struct):
@@ -113,9 +116,14 @@ class OipHttp:
         clock: Clock = SYSTEM_CLOCK,
         regions: SharedMemory = NO_REGIONS,
         extensions: Sequence[Mapping[str, Handler]] = (),
+        traces: Traces | None = None,
     ) -> None:
-        """`regions`: where tensors may stand. `extensions`: handlers of further verbs, each from a file of its own."""
+        """`regions`: where tensors may stand. `extensions`: handlers of further verbs, each from a file of its own.
+
+        Without `traces` no request is traced.
+        """
         self._engine = engine
+        self._traces = traces or Traces(clock)
         self._access_log = settings.access_log
         self._clock = clock
         self._body_limit = settings.body_limit_bytes
@@ -142,7 +150,6 @@ class OipHttp:
             "index": self._index,
             "load": self._load,
             "unload": self._unload,
-            "missing_extension": self._missing_extension,
         }
         for handlers in extensions:
             self._handlers |= handlers
@@ -165,11 +172,13 @@ class OipHttp:
         target: Target | None = None
         started = self._clock.monotonic() if self._access_log else 0.0
         try:
-            target, methods, handler = self._routes.get(scope.get("raw_path", b"")) or self._route(scope)
-            if scope["method"] in methods:
+            target, handlers = self._routes.get(scope.get("raw_path", b"")) or self._route(scope)
+            handler = handlers.get(scope["method"])
+            if handler is not None:
                 answer = await handler(target, receive, fields)
             else:
-                answer = Answer(405, error_body("Method Not Allowed"), (JSON, (b"allow", ", ".join(methods).encode())))
+                allowed = ", ".join(handlers).encode()
+                answer = Answer(405, error_body("Method Not Allowed"), (JSON, (b"allow", allowed)))
         except (Gone, asyncio.CancelledError):
             # The caller has gone, or the server ends and its patience is over.
             return
@@ -208,12 +217,17 @@ class OipHttp:
         target = target_of(raw_path.removeprefix(root))
         if target is None:
             raise NotFound("Not Found")
-        route = (target, METHODS[target.verb], self._handlers.get(target.verb, self._missing_extension))
+        route = (target, {method: self._handler(target.verb, method) for method in METHODS[target.verb]})
         if len(raw_path) <= _KEPT_PATH_BYTES:
             if len(self._routes) >= _KEPT_ROUTES:
                 self._routes.clear()
             self._routes[raw_path] = route
         return route
+
+    def _handler(self, verb: str, method: str) -> Handler:
+        if method == "POST":
+            verb = UPDATES.get(verb, verb)
+        return self._handlers.get(verb, self._missing_extension)
 
     def _request_id(self, fields: Fields) -> bytes:
         """The caller's own where it is presentable, else a new one, which then stays in `fields`."""
@@ -248,13 +262,21 @@ class OipHttp:
             headers = (JSON, (b"retry-after", b"%d" % error.retry_after_s))
         return Answer(http_status(error), error_body(error.message), headers)
 
-    async def _infer(self, target: Target, receive: Receive, fields: Fields) -> Answer:
+    async def _infer(
+        self, target: Target, receive: Receive, fields: Fields, recording: Recording | None = None
+    ) -> Answer:
+        if self._traces.wanted and recording is None:
+            recording = self._traces.begin("HTTP", target.model, fields.get(_TRACEPARENT), fields.get(_TRACESTATE))
+            if recording is not None:
+                return await self._recorded(target, receive, fields, recording)
         if len(fields.get(CONTENT_LENGTH, b"")) >= self._limit_digits:
             check_declared(fields, self._body_limit)
         message = await receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body") or message["type"] != "http.request" or len(body) > self._body_limit:
             body = await whole_body(message, receive, self._body_limit)
+        if recording is not None:
+            self._traces.read(recording)
         if CONTENT_ENCODING in fields:
             body = await unpacked(body, fields[CONTENT_ENCODING], self._unpacked_limit)
         if len(body) <= self._inline_limit and _HEADER_LENGTH not in fields:
@@ -262,6 +284,8 @@ class OipHttp:
         else:
             call = await self._call(target, body, fields.get(_HEADER_LENGTH))
         request = call.request
+        if recording is not None:
+            self._traces.decoded(recording, request)
         alive: Callable[[], bool]
         watch: Watch | None = None
         cycle: Any = getattr(receive, "__self__", None)
@@ -307,6 +331,16 @@ class OipHttp:
                 else:
                     body = await asyncio.to_thread(compressed, body, encoding)
         return Answer(200, body, headers)
+
+    async def _recorded(self, target: Target, receive: Receive, fields: Fields, recording: Recording) -> Answer:
+        """The same for a request that is traced."""
+        try:
+            answer = await self._infer(target, receive, fields, recording)
+        except BaseException as error:
+            self._traces.end(recording, Cancelled("the caller went away") if isinstance(error, Gone) else error)
+            raise
+        self._traces.replied(recording)
+        return answer
 
     async def _call(self, target: Target, body: bytes, length_field: bytes | None) -> InferCall:
         json_length = -1 if length_field is None else header_length(length_field, len(body))
@@ -375,4 +409,4 @@ class OipHttp:
         return Answer(200, b"")
 
     async def _missing_extension(self, _target: Target, _receive: Receive, _fields: Fields) -> Answer:
-        raise Unsupported("this server does not have the trace and logging extensions")
+        raise Unsupported("this server does not have this extension")

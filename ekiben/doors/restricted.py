@@ -42,7 +42,10 @@ HTTP_GROUPS: Final[Mapping[str, str]] = {
     "load": "model-repository",
     "unload": "model-repository",
     "statistics": "statistics",
-    "missing_extension": OPEN,
+    "trace_settings": "trace",
+    "update_trace_settings": "trace",
+    "log_settings": "logging",
+    "update_log_settings": "logging",
 }
 """Verb (wire.oip_paths) → group."""
 

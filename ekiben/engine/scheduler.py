@@ -24,6 +24,7 @@ from ekiben.engine.entry import NEVER, Entry
 from ekiben.engine.pace import Pace
 from ekiben.engine.queue import Queue
 from ekiben.engine.replies import Replies
+from ekiben.engine.tracing import trace_outcome, trace_submitted
 from ekiben.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -37,7 +38,7 @@ from ekiben.errors import (
 )
 from ekiben.metrics import VersionCounters
 from ekiben.runner.base import Batch, Died, Executed, Executor, Outcome, Raised, Slot
-from ekiben.types import ModelSettings, Request, Response, Signature
+from ekiben.types import ModelSettings, Request, Response, Signature, Trace
 
 __all__ = ["Scheduler"]
 
@@ -85,6 +86,8 @@ class Scheduler:
         self._suspended = False
         self._drained: asyncio.Event | None = None
         self._default = next(iter(signatures))
+        self._traced: set[Entry] = set()
+        """Requests on their way whose trace is to be written."""
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -106,12 +109,24 @@ class Scheduler:
             self._queue.offer(entry)
         except QueueFull as error:
             self._offer_again(entry, error)
+        if request.trace is not None:
+            self._trace(entry, request.trace)
         self.kick()
         return future
 
     def stream(self, request: Request, rows: int, key: Hashable) -> Replies:
         """As `offer`, for a caller that takes any number of responses."""
         return Replies(self.offer(request, rows, key))
+
+    def _trace(self, entry: Entry, trace: Trace) -> None:
+        trace.version, trace.rows, trace.queued = self._version, entry.rows, entry.arrived
+        self._traced.add(entry)
+
+        def over(_: asyncio.Future[Response]) -> None:
+            self._traced.discard(entry)
+            trace.answered = self._clock.monotonic()
+
+        entry.future.add_done_callback(over)
 
     def kick(self) -> None:
         """Look for work once in the next turn of the loop: whatever arrives in this one rides together."""
@@ -221,14 +236,20 @@ class Scheduler:
         rows = sum(entry.rows for entry in entries)
         self.counters.released[reason] += 1
         self.in_flight += 1
-        self._pace.started(slot.instance, rows, self._clock.monotonic())
+        now = self._clock.monotonic()
+        self._pace.started(slot.instance, rows, now)
         self._executor.submit(slot, batch, partial(self._done, slot, entries, batch))
+        if self._traced:
+            trace_submitted(entries, rows, now, self._clock.monotonic())
 
     def _done(self, slot: Slot, entries: list[Entry], batch: Batch, outcome: Outcome) -> None:
         self.in_flight -= 1
         self._suspect_running = False
+        now = self._clock.monotonic()
         compute_seconds = outcome.compute_ns / 1e9 if isinstance(outcome, Executed) else None
-        self._pace.finished(slot.instance, self._clock.monotonic(), compute_seconds)
+        self._pace.finished(slot.instance, now, compute_seconds)
+        if self._traced:
+            trace_outcome(entries, outcome, now)
         match outcome:
             case Executed():
                 self._answer(entries, batch, outcome)

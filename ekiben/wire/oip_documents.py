@@ -31,6 +31,8 @@ EXTENSIONS: Final = (
     "schedule_policy",
     "statistics",
     "generate",
+    "trace",
+    "logging",
 )
 """Names of the extensions that are always there."""
 

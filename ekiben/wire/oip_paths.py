@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["METHODS", "Target", "target_of"]
+__all__ = ["METHODS", "UPDATES", "Target", "target_of"]
 
 METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "server_metadata": ("GET",),
@@ -28,9 +28,16 @@ METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "cuda_shared_memory_status": ("GET",),
     "cuda_shared_memory_register": ("POST",),
     "cuda_shared_memory_unregister": ("POST",),
-    "missing_extension": ("GET", "POST"),
+    "trace_settings": ("GET", "POST"),
+    "log_settings": ("GET", "POST"),
 }
 """Verb → the HTTP methods that it takes."""
+
+UPDATES: Final[Mapping[str, str]] = {
+    "trace_settings": "update_trace_settings",
+    "log_settings": "update_log_settings",
+}
+"""Verb of a path where GET reads and POST changes → the verb of its POST."""
 
 _MODEL_VERBS: Final = {
     "infer": "infer",
@@ -75,8 +82,10 @@ def target_of(raw_path: bytes) -> Target | None:
             return Target(verb, model)
         case ["v2", "repository", _, "models", model, "load" | "unload" as verb] if model:
             return Target(verb, model)
-        case ["v2", "logging"] | ["v2", "trace", "setting"]:
-            return Target("missing_extension")
+        case ["v2", "trace", "setting"]:
+            return Target("trace_settings")
+        case ["v2", "logging"]:
+            return Target("log_settings")
         case ["v2", "systemsharedmemory" | "cudasharedmemory" as kind, *rest]:
             return _region_target("" if kind == "systemsharedmemory" else "cuda_", rest)
     return None
@@ -95,7 +104,7 @@ def _model_target(model: str, rest: list[str]) -> Target | None:
         case [verb] if verb in _MODEL_VERBS:
             return Target(_MODEL_VERBS[verb], model, version)
         case ["trace", "setting"]:
-            return Target("missing_extension", model)
+            return Target("trace_settings", model)
     return None
 
 

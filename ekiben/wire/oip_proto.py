@@ -31,6 +31,7 @@ __all__ = [
     "encode_kserve_change",
     "encode_stream_end",
     "encode_stream_error",
+    "model_name",
     "request_id",
 ]
 
@@ -271,6 +272,16 @@ def request_id(data: Buffer) -> str:
     try:
         return str(OIP.parse("ModelInferRequest", data).id)
     except InvalidRequest:
+        return ""
+
+
+def model_name(data: Buffer) -> str:
+    """The model that a ModelInferRequest is for, '' where there is none to be read. Cheap where it stands first."""
+    try:
+        if data[0] == _MODEL and data[1] < 128:
+            return str(data[2 : 2 + data[1]], "utf-8")
+        return str(OIP.parse("ModelInferRequest", data).model_name)
+    except (InvalidRequest, IndexError, UnicodeDecodeError):
         return ""
 
 

@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
-import msgspec
 
 from ekiben.clock import SYSTEM_CLOCK
 from ekiben.doors.grpc_calls import Methods, Receiving, Streaming, Unary
@@ -19,13 +18,26 @@ SERVICE = "/inference.GRPCInferenceService/"
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
-class Call(msgspec.Struct, frozen=True):
-    """What a handler may know of a call (grpc_calls.Call)."""
+class Called(NamedTuple):
+    """A call as handlers see it: its metadata, and itself as its head."""
 
+    metadata: tuple[tuple[bytes, bytes], ...] = ()
     deadline: float | None = None
 
+    @property
+    def head(self) -> "Called":
+        return self
 
-ENDLESS: Final = Call()
+
+def _called(context: Any) -> Called:
+    fields = context.invocation_metadata()
+    left_seconds = context.time_remaining()
+    deadline = None if left_seconds is None else SYSTEM_CLOCK.monotonic() + left_seconds
+    metadata = ((key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in fields)
+    return Called(tuple(metadata), deadline)
+
+
+ENDLESS = Called()
 """A call whose client waits for ever."""
 
 
@@ -46,7 +58,7 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no t
 def _unary(handler: Unary) -> Any:
     async def answer(data: bytes, context: Any) -> bytes:
         try:
-            reply = handler(memoryview(data), _call(context))
+            reply = handler(memoryview(data), _called(context))
             return await reply if inspect.isawaitable(reply) else reply
         except EkibenError as error:
             await context.abort(_code(error), error.message)
@@ -62,7 +74,7 @@ def _streaming(handler: Streaming) -> Any:
 
     async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         try:
-            async for reply in handler(views(requests), _call(context)):
+            async for reply in handler(views(requests), _called(context)):
                 yield reply
         except EkibenError as error:
             await context.abort(_code(error), error.message)
@@ -70,16 +82,12 @@ def _streaming(handler: Streaming) -> Any:
     return answer
 
 
-def _call(context: Any) -> Call:
-    left_seconds = context.time_remaining()
-    return Call(None if left_seconds is None else SYSTEM_CLOCK.monotonic() + left_seconds)
-
-
 class _Replies:
     """What a Receiver sends, for a generator to yield; None ends it."""
 
-    def __init__(self, deadline: float | None) -> None:
-        self.deadline = deadline
+    def __init__(self, called: Called) -> None:
+        self.deadline = called.deadline
+        self.head = called
         self.sent: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.over = False
 
@@ -101,7 +109,7 @@ class _Replies:
 
 def _receiving(handler: Receiving) -> Any:
     async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        replies = _Replies(_call(context).deadline)
+        replies = _Replies(_called(context))
         receiver = handler(replies)
 
         async def read() -> None:
@@ -152,3 +160,15 @@ async def stream(channel: Any, path: str, messages: Sequence[bytes]) -> list[byt
             await asyncio.sleep(0)
 
     return [bytes(reply) async for reply in channel.stream_stream(path)(requests(), timeout=60)]
+
+
+async def received(handler: Receiving, messages: Sequence[bytes], called: Called) -> list[bytes]:
+    """What a Receiver sends to all these messages."""
+    replies = _Replies(called)
+    receiver = handler(replies)
+    receiver.messages([memoryview(message) for message in messages])
+    receiver.ended()
+    sent: list[bytes] = []
+    while (reply := await replies.sent.get()) is not None:
+        sent.append(reply)
+    return sent

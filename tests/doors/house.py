@@ -11,9 +11,12 @@ import numpy as np
 from ekiben.clock import SYSTEM_CLOCK
 from ekiben.doors.oip_http import OipHttp
 from ekiben.doors.oip_http_generate import OipGenerate
+from ekiben.doors.oip_http_settings import OipHttpSettings
 from ekiben.doors.oip_http_shm import OipHttpSharedMemory
 from ekiben.engine.engine import Engine
+from ekiben.extensions.log_settings import LogSettings
 from ekiben.extensions.shared_memory import NO_REGIONS, Regions, SharedMemory
+from ekiben.extensions.traces import Traces
 from ekiben.runner.base import Batch, Done, Executed, Loaded, Raised, Slot
 from ekiben.settings import Settings
 from ekiben.testing import FakeExecutor
@@ -141,7 +144,11 @@ class House:
         self.engine = Engine(self._scan, self.make_runner, SYSTEM_CLOCK, explicit=True, load_models=tuple(SIGNATURES))
         settings = Settings(**limits)
         self.regions: SharedMemory = Regions(settings.body_limit_bytes, 16) if settings.allow_client_shm else NO_REGIONS
-        handlers = [OipGenerate(self.engine, settings).handlers, OipHttpSharedMemory(self.regions).handlers]
+        handlers = [
+            OipGenerate(self.engine, settings).handlers,
+            OipHttpSettings(self.engine, Traces(), LogSettings(lambda _: None)).handlers,
+            OipHttpSharedMemory(self.regions).handlers,
+        ]
         self.door = OipHttp(self.engine, settings, regions=self.regions, extensions=handlers)
 
     def _scan(self) -> Catalogue:

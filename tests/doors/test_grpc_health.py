@@ -9,7 +9,7 @@ import pytest
 from ekiben.doors.grpc_health import GrpcHealth
 from ekiben.errors import NotFound
 from ekiben.wire.protos.grpc import HEALTH
-from tests.doors.grpc_house import ENDLESS, call, serving
+from tests.doors.grpc_house import Called, call, serving
 
 _CHECK = "/grpc.health.v1.Health/Check"
 _WATCH = "/grpc.health.v1.Health/Watch"
@@ -25,14 +25,14 @@ def test_check(service: str) -> None:
     ready = False
     health = GrpcHealth(lambda: ready, ["inference.GRPCInferenceService"])
     check = health.methods.unary[_CHECK]
-    assert check(memoryview(_asked(service)), ENDLESS) == _NOT_SERVING
+    assert check(memoryview(_asked(service)), Called()) == _NOT_SERVING
     ready = True
-    assert check(memoryview(_asked(service)), ENDLESS) == _SERVING
+    assert check(memoryview(_asked(service)), Called()) == _SERVING
 
 
 def test_check_of_an_unknown_service() -> None:
     with pytest.raises(NotFound, match="unknown service 'x'"):
-        GrpcHealth(lambda: True, []).methods.unary[_CHECK](memoryview(_asked("x")), ENDLESS)
+        GrpcHealth(lambda: True, []).methods.unary[_CHECK](memoryview(_asked("x")), Called())
 
 
 def test_watch_tells_of_every_change() -> None:
@@ -44,7 +44,7 @@ def test_watch_tells_of_every_change() -> None:
     async def watch() -> None:
         nonlocal ready
         health = GrpcHealth(lambda: ready, [], watch_interval_s=0)
-        replies = health.methods.streaming[_WATCH](asked(), ENDLESS)
+        replies = health.methods.streaming[_WATCH](asked(), Called())
         assert await anext(replies) == _NOT_SERVING
         later = asyncio.ensure_future(anext(replies))
         for _ in range(10):

@@ -21,7 +21,7 @@ from ekiben.doors.oip_grpc_shm import OipGrpcSharedMemory
 from ekiben.errors import InvalidRequest
 from ekiben.extensions.shared_memory import NO_REGIONS
 from ekiben.runner.base import Raised
-from tests.doors.grpc_house import ENDLESS, OPTIONS, SERVICE, call, serving, stream
+from tests.doors.grpc_house import OPTIONS, SERVICE, Called, call, serving, stream
 from tests.doors.house import SIGNATURES, House, run, until
 
 
@@ -208,12 +208,12 @@ def test_answer_by_callback() -> None:
 
     async def test(house: House) -> None:
         infer = OipGrpc(house.engine).methods.unary[SERVICE + "ModelInfer"]
-        pending = infer(memoryview(request("a/b", 5).SerializeToString()), ENDLESS)
+        pending = infer(memoryview(request("a/b", 5).SerializeToString()), Called())
         assert isinstance(pending, Pending)
         reply = pending.reply(await pending.future)
         assert service_pb2.ModelInferResponse.FromString(reply).raw_output_contents == [b"\x05"]
         with pytest.raises(InvalidRequest):
-            infer(memoryview(b"\x0a"), ENDLESS)
+            infer(memoryview(b"\x0a"), Called())
 
     run(test)
 
@@ -327,8 +327,6 @@ def test_model() -> None:
             "INVALID_ARGUMENT",
             "requested model version is not available for model 'add'",
         ),
-        ("get_trace_settings", (), "UNIMPLEMENTED", "does not have the trace"),
-        ("get_log_settings", (), "UNIMPLEMENTED", "does not have the trace and logging"),
         ("get_system_shared_memory_status", (), "UNIMPLEMENTED", "--allow-client-shm"),
         ("register_system_shared_memory", ("r", "/k", 1), "UNIMPLEMENTED", "'r'): start it with --allow-client-shm"),
         ("unregister_system_shared_memory", (), "UNIMPLEMENTED", "--allow-client-shm"),

@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2
 from ekiben.clock import SYSTEM_CLOCK
 from ekiben.doors.oip_grpc import OipGrpc
 from ekiben.errors import DeadlineExceeded, QueueTimeout
-from tests.doors.grpc_house import ENDLESS, SERVICE, Call
+from tests.doors.grpc_house import ENDLESS, SERVICE, Called
 from tests.doors.house import House, run, until
 
 
@@ -69,7 +69,7 @@ def test_a_call_that_waits_until_its_deadline_never_runs(
         infer = OipGrpc(house.engine).methods.unary[SERVICE + "ModelInfer"]
         running = [asyncio.ensure_future(house.infer("held", {"inputs": [whole()]})) for _ in range(2)]
         await until(lambda: len(runner.running) == 2)
-        late = infer(message("held", *range(rows)), Call(SYSTEM_CLOCK.monotonic() + 0.02))
+        late = infer(message("held", *range(rows)), Called(deadline=SYSTEM_CLOCK.monotonic() + 0.02))
         assert isinstance(late, Awaitable)
         assert type(await error_of(late)) is DeadlineExceeded
         while runner.running:

@@ -16,7 +16,7 @@ from ekiben.doors.grpc_port import GrpcPort
 from ekiben.doors.oip_grpc import OipGrpc
 from ekiben.wire.h2.codes import DATA, PING, SETTINGS, WINDOW_UPDATE, Setting
 from ekiben.wire.h2.replies import frame, ping
-from tests.doors.grpc_house import SERVICE
+from tests.doors.grpc_house import SERVICE, Called
 from tests.doors.house import House, run, until
 from tests.doors.test_oip_grpc import request
 from tests.wire.h2.peer import HELLO, Frame, Peer, frames, message, request_fields, settings
@@ -28,6 +28,7 @@ class Replies:
     """What a stream sends, in groups as they were sent, and how far it has read."""
 
     deadline: float | None = None
+    head = Called()
 
     def __init__(self) -> None:
         self.groups: list[list[Any]] = []

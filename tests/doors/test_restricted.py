@@ -15,10 +15,12 @@ from ekiben.doors.grpc_port import GrpcPort
 from ekiben.doors.http_calls import Answer
 from ekiben.doors.oip_http import OipHttp
 from ekiben.doors.restricted import GRPC_GROUPS, HTTP_GROUPS, OPEN, LockedApp, grpc_guards
+from ekiben.extensions.log_settings import LogSettings
 from ekiben.extensions.shared_memory import NO_REGIONS
+from ekiben.extensions.traces import Traces
 from ekiben.restrictions import GROUPS
 from ekiben.settings import Settings
-from ekiben.wire.oip_paths import METHODS
+from ekiben.wire.oip_paths import METHODS, UPDATES
 from tests.doors.house import House, exchange, ints, run
 
 REFUSED = {"error": "This API is restricted, expecting header 'Api-Key'"}
@@ -30,6 +32,8 @@ VERBS = {
     "metadata": [("GET", "/v2"), ("GET", "/v2/models/add"), ("GET", "/v2/models/add/versions/1")],
     "inference": [("POST", INFER), ("POST", "/v2/models/a%2Fb/versions/1/infer"),
                   ("POST", "/v2/models/talk/generate"), ("POST", "/v2/models/talk/generate_stream")],
+    "trace": [("GET", "/v2/trace/setting"), ("POST", "/v2/trace/setting"), ("POST", "/v2/models/add/trace/setting")],
+    "logging": [("GET", "/v2/logging"), ("POST", "/v2/logging")],
     "shared-memory": [("GET", "/v2/systemsharedmemory/status"), ("POST", "/v2/systemsharedmemory/unregister"),
                       ("POST", "/v2/systemsharedmemory/region/a/register"), ("GET", "/v2/cudasharedmemory/status")],
     "model-config": [("GET", "/v2/models/add/config"), ("GET", "/v2/models/add/versions/1/config")],
@@ -41,8 +45,8 @@ VERBS = {
 
 def test_every_verb_and_every_method_has_a_group() -> None:
     """What is added later must be given one, or it would be open whatever is restricted."""
-    assert set(HTTP_GROUPS) == set(METHODS)
-    methods = _grpc_services(House().engine, NO_REGIONS)
+    assert set(HTTP_GROUPS) == {*METHODS, *UPDATES.values()}
+    methods = _grpc_services(House().engine, NO_REGIONS, Traces(), LogSettings())
     assert set(GRPC_GROUPS) == {path for each in methods for path in each.paths()}
     assert {*HTTP_GROUPS.values(), *GRPC_GROUPS.values()} <= {*GROUPS, OPEN}
 
@@ -240,7 +244,7 @@ def test_where_inference_is_open_the_app_is_left_alone() -> None:
 
 @contextlib.asynccontextmanager
 async def port(house: House, *restricted: str) -> AsyncIterator[grpc.aio.Channel]:
-    services = _grpc_services(house.engine, NO_REGIONS)
+    services = _grpc_services(house.engine, NO_REGIONS, Traces(), LogSettings())
     paths = [path for each in services for path in each.paths()]
     server = GrpcPort(services, 1 << 20, grpc_guards(Settings(grpc_restricted=restricted), paths))
     number = await server.listen("127.0.0.1", 0)

@@ -33,7 +33,6 @@ from ekiben.wire.oip_paths import METHODS, Target, target_of
         (b"/v2/models/../infer", Target("infer", "..")),
         (b"/v2/models/%2e%2e%2f%2e%2e%2fetc/ready", Target("model_ready", "../../etc")),
         (b"/%762/models/m", Target("model_metadata", "m")),
-        (b"/v2/trace/setting", Target("missing_extension")),
         (b"/v2/systemsharedmemory/status", Target("shared_memory_status")),
         (b"/v2/systemsharedmemory/region/r/status", Target("shared_memory_status", region="r")),
         (b"/v2/systemsharedmemory/region/a%2Fb/register", Target("shared_memory_register", region="a/b")),
@@ -42,6 +41,9 @@ from ekiben.wire.oip_paths import METHODS, Target, target_of
         (b"/v2/cudasharedmemory/status", Target("cuda_shared_memory_status")),
         (b"/v2/cudasharedmemory/region/r/register", Target("cuda_shared_memory_register", region="r")),
         (b"/v2/cudasharedmemory/unregister", Target("cuda_shared_memory_unregister")),
+        (b"/v2/trace/setting", Target("trace_settings")),
+        (b"/v2/models/m/trace/setting", Target("trace_settings", "m")),
+        (b"/v2/logging", Target("log_settings")),
     ],
 )
 def test_paths_of_the_protocol(path: bytes, target: Target) -> None:
