@@ -9,10 +9,10 @@ one batch is sent as one.
 """
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Iterable
-from functools import partial
 from typing import Final, final
 
 import msgspec
@@ -43,7 +43,7 @@ class _Place(msgspec.Struct, eq=False, gc=False):
     size: int
     """Of its message, in bytes."""
     call: InferCall | None
-    """None: it could not be decoded or was refused."""
+    """None: it could not be decoded."""
     classes: Classes | None = None
     identity: str = ""
     """Of a request without `call`."""
@@ -67,7 +67,7 @@ class InferStream:
         self._bytes = 0  # of their messages
         self._talks: set[asyncio.Task[None]] = set()  # decoupled models' answers, which keep no order among the others
         self._waiting: deque[bytes | memoryview] = deque()  # messages for which there is no place yet
-        self._decoding: asyncio.Task[InferCall] | None = None
+        self._decoding: asyncio.Task[None] | None = None
         self._behind: asyncio.Task[None] | None = None  # until the client has read what it got
         self._ended = False
 
@@ -95,64 +95,70 @@ class InferStream:
             if place.recording is not None:
                 self._inference.traces.end(place.recording, asyncio.CancelledError())
 
-    def _full(self) -> bool:
-        return (
-            len(self._places) + len(self._talks) >= _IN_FLIGHT
-            or self._bytes >= _IN_FLIGHT_BYTES
-            or self._decoding is not None
-            or self._behind is not None
-        )
-
     def _start(self, messages: Iterable[bytes | memoryview]) -> int:
         """Hand requests to the engine as far as there are places; how many."""
+        if self._decoding is not None or self._behind is not None:
+            return 0
+        inference = self._inference
         started = 0
-        for message in messages:
-            if self._full():
+        for message in itertools.islice(messages, max(_IN_FLIGHT - len(self._places) - len(self._talks), 0)):
+            if self._bytes >= _IN_FLIGHT_BYTES:
                 break
             started += 1
-            inference = self._inference
             recording = inference.recording(message, self._replies) if inference.traces.wanted else None
             if len(message) > INLINE_BYTES:
-                self._decoding = asyncio.create_task(inference.decode_large(message))
-                self._decoding.add_done_callback(partial(self._decoded, message, recording))
+                self._decoding = asyncio.create_task(self._decode(message, recording))
                 break
             try:
-                self._begin(inference.decode(message), len(message), recording)
+                call = inference.decode(message)
             except Exception as error:
-                self._refuse(error, message, recording)
+                self._place(_Place(_failed(error), 0, None, identity=request_id(message), recording=recording))
+            else:
+                self._begin(call, len(message), recording)
         return started
 
-    def _decoded(
-        self, message: bytes | memoryview, recording: Recording | None, decoding: "asyncio.Task[InferCall]"
-    ) -> None:
-        if decoding.cancelled():
-            if recording is not None:
-                self._inference.traces.end(recording, asyncio.CancelledError())
-            return
-        self._decoding = None
+    async def _decode(self, message: bytes | memoryview, recording: Recording | None) -> None:
+        """Start a large request."""
         try:
-            self._begin(decoding.result(), len(message), recording)
+            call = await self._inference.decode_large(message)
         except Exception as error:
-            self._refuse(error, message, recording)
+            identity = await asyncio.to_thread(request_id, message)
+            self._place(_Place(_failed(error), 0, None, identity=identity, recording=recording))
+        except asyncio.CancelledError as error:
+            if recording is not None:
+                self._inference.traces.end(recording, error)
+            raise
+        else:
+            self._begin(call, len(message), recording)
+        self._decoding = None
         self._go_on()
 
     def _begin(self, call: InferCall, size: int, recording: Recording | None) -> None:
+        """Hand one request to the engine."""
         if recording is not None:
             self._inference.traces.decoded(recording, call.request)
-        classes = self._inference.classes(call) if call.classifies else None
+        classes = None
         try:
+            if call.classifies:
+                classes = self._inference.classes(call)
             future = self._inference.infer(call, self._replies.deadline)
         except Decoupled:
-            view = self._inference.version(call)
-            talk = asyncio.create_task(self._talk(call, classes, self._inference.stream(call), view, recording))
-            self._talks.add(talk)
-            talk.add_done_callback(self._talked)
+            self._begin_talk(call, size, classes, recording)
             return
-        place = _Place(future, size, call, classes, recording=recording)
-        self._places.append(place)
-        self._bytes += size
-        if len(self._places) == 1:
-            place.future.add_done_callback(self._answered)
+        except Exception as error:
+            future = _failed(error)
+        self._place(_Place(future, size, call, classes, recording=recording))
+
+    def _begin_talk(self, call: InferCall, size: int, classes: Classes | None, recording: Recording | None) -> None:
+        """Likewise for a decoupled model, whose responses keep no order among the replies to other requests."""
+        try:
+            view, responses = self._inference.version(call), self._inference.stream(call)
+        except Exception as error:
+            self._place(_Place(_failed(error), size, call, classes, recording=recording))
+            return
+        talk = asyncio.create_task(self._talk(call, classes, responses, view, recording))
+        self._talks.add(talk)
+        talk.add_done_callback(self._talked)
 
     async def _talk(
         self,
@@ -188,13 +194,11 @@ class InferStream:
             talk.result()
             self._go_on()
 
-    def _refuse(self, error: Exception, message: bytes | memoryview, recording: Recording | None) -> None:
-        """An error in place of an answer, in its turn."""
-        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        future.set_exception(error)
-        self._places.append(_Place(future, 0, None, identity=request_id(message), recording=recording))
+    def _place(self, place: _Place) -> None:
+        self._places.append(place)
+        self._bytes += place.size
         if len(self._places) == 1:
-            future.add_done_callback(self._answered)
+            place.future.add_done_callback(self._answered)
 
     def _answered(self, _future: "asyncio.Future[Response]") -> None:
         """The first place's reply is there: send it, and those behind it that are there too."""
@@ -240,6 +244,13 @@ class InferStream:
             self._replies.consumed(started)
         if self._ended and not (self._places or self._waiting or self._talks) and self._decoding is None:
             self._replies.finish()
+
+
+def _failed(error: Exception) -> "asyncio.Future[Response]":
+    """An error that takes its turn as answers do."""
+    future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+    future.set_exception(error)
+    return future
 
 
 def _told(error: BaseException) -> str:

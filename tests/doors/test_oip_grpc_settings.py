@@ -238,7 +238,9 @@ def test_a_reply_that_cannot_be_made_as_asked_has_a_span(tmp_path: Path, streame
         service = "/inference.GRPCInferenceService/"
 
         if streamed:
-            (reply,) = await received(bench.methods[0].receiving[service + "ModelStreamInfer"], [bytes(message)], called)
+            (reply,) = await received(
+                bench.methods[0].receiving[service + "ModelStreamInfer"], [bytes(message)], called
+            )
             told = service_pb2.ModelStreamInferResponse.FromString(reply).error_message
         else:
             pending: Any = bench.methods[0].unary[service + "ModelInfer"](message, called)

@@ -80,8 +80,8 @@ def asked(model: str, *values: int, identity: str = "") -> memoryview:
     return memoryview(request(model, *values, identity=identity).SerializeToString())
 
 
-def floats(count: int, identity: str, shape: int = 0) -> memoryview:
-    made = service_pb2.ModelInferRequest(model_name="fp32", id=identity)
+def floats(count: int, identity: str, shape: int = 0, model: str = "fp32") -> memoryview:
+    made = service_pb2.ModelInferRequest(model_name=model, id=identity)
     made.inputs.add(name="i", datatype="FP32", shape=[1, shape or count])
     made.raw_input_contents.append(np.zeros(count, np.float32).tobytes())
     return memoryview(made.SerializeToString())
@@ -143,16 +143,18 @@ def test_large_messages_keep_the_order_and_hold_up_later_ones() -> None:
         replies.give(stream, asked("a/b", 1, identity="2"))
         replies.give(stream, floats(400_000, "3", shape=3))
         replies.give(stream, b"\x0a" * 2_000_000)
+        replies.give(stream, floats(400_000, "5", model="nope"))
         stream.ended()
         assert replies.read == 2
         await until(lambda: replies.ended)
-        assert replies.ids == ["0", "1", "2", "3", ""]
+        assert replies.ids == ["0", "1", "2", "3", "", "5"]
         assert [reply.error_message.split(" for ")[0] for reply in replies.sent] == [
             "",
             "",
             "",
             "input byte size mismatch",
             "the request is not a well-formed inference.ModelInferRequest message",
+            "Request",
         ]
 
     with_stream(test)
