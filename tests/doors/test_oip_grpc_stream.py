@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import random
 import struct
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+import grpc.aio
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
@@ -16,7 +18,7 @@ from ekiben.doors.grpc_port import GrpcPort
 from ekiben.doors.oip_grpc import OipGrpc
 from ekiben.wire.h2.codes import DATA, PING, SETTINGS, WINDOW_UPDATE, Setting
 from ekiben.wire.h2.replies import frame, ping
-from tests.doors.grpc_house import SERVICE, Called
+from tests.doors.grpc_house import OPTIONS, SERVICE, Called
 from tests.doors.house import House, run, until
 from tests.doors.test_oip_grpc import request
 from tests.wire.h2.peer import HELLO, Frame, Peer, frames, message, request_fields, settings
@@ -415,5 +417,47 @@ def test_a_stream_s_deadline_is_that_of_its_requests() -> None:
         await until(lambda: replies.ended)
         assert "deadline" in replies.sent[1].error_message
         assert not house.runners["a/b"].batches
+
+    run(test)
+
+
+def test_streams_that_end_in_every_way_leave_nothing_behind() -> None:
+    """Good, wrong, large and packed requests; readers that stop; calls that are cancelled or end with their channel."""
+
+    async def test(house: House) -> None:
+        port = GrpcPort([OipGrpc(house.engine).methods], 8 << 20)
+        address = f"127.0.0.1:{await port.listen('127.0.0.1', 0)}"
+        pick = random.Random(1)
+        kinds: list[Callable[[], bytes]] = [
+            lambda: bytes(asked("a/b", 1, identity="x")),
+            lambda: bytes(asked("nope", 1)),
+            lambda: b"\x0a",
+            lambda: bytes(floats(pick.choice((10, 20_000, 300_000)), "y")),
+        ]
+
+        async def talk(number: int) -> int:
+            got = 0
+            options = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+            async with grpc.aio.insecure_channel(address, options) as channel:
+                messages = [pick.choice(kinds)() for _ in range(pick.randrange(1, 60))]
+                packing = pick.choice((grpc.Compression.NoCompression, grpc.Compression.Gzip))
+                call = channel.stream_stream(SERVICE + "ModelStreamInfer")(iter(messages), compression=packing)
+                enough = pick.randrange(len(messages) + 1) if number % 3 else len(messages)
+                while got < enough and await call.read() is not grpc.aio.EOF:
+                    got += 1
+                if number % 3 == 1:
+                    call.cancel()
+                elif number % 3 == 0:
+                    assert await call.read() is grpc.aio.EOF
+            return got
+
+        got = await asyncio.gather(*(talk(number) for number in range(60)))
+        assert sum(got) > 500
+        server = port._server
+        await until(lambda: not server.protocols)
+        assert server.memory.used_bytes == 0
+        assert not any(version.scheduler.queue_rows for version in house.engine.versions())
+        await port.close()
+        assert len(asyncio.all_tasks()) == 1
 
     run(test)
