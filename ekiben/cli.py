@@ -1,5 +1,6 @@
-"""The command line: `ekiben serve | import | list | inspect | infer`. It parses, calls the rooms, and prints.
+"""The command line: `ekiben serve | import | list | inspect | infer | conformance`.
 
+It parses, calls the rooms, and prints.
 Exit status: 0, 1 for a failure, 2 for wrong usage or settings; the reason is one line on stderr.
 """
 
@@ -19,6 +20,7 @@ import msgspec
 import yaml
 
 from ekiben.clock import SYSTEM_CLOCK
+from ekiben.conformance.options import add_options
 from ekiben.errors import EkibenError, InvalidSettings, LoadFailed, NotFound, Unavailable
 from ekiben.inputs import tensor_spec
 from ekiben.repository.config import full_yaml
@@ -185,6 +187,8 @@ def parser() -> argparse.ArgumentParser:
         help="what the server asks for where it is restricted; repeatable",
     )
     infer.add_argument("--json", action="store_true", help="print the answer as JSON")
+
+    add_options(command("conformance", _conformance, "Check any server of the Open Inference Protocol."))
     return top
 
 
@@ -304,6 +308,15 @@ def _infer(arguments: argparse.Namespace) -> int:
         )
     )
     return 0
+
+
+def _conformance(arguments: argparse.Namespace) -> int:
+    conformance = importlib.import_module("ekiben.conformance.command")
+    try:
+        status: int = conformance.run_command(arguments)
+    except Unavailable as error:
+        return _fail(error.message, _USAGE)
+    return status
 
 
 def _fail(message: str, status: int) -> int:

@@ -126,7 +126,7 @@ def test_wrong_usage_is_one_line_and_status_2(
         assert word in captured.err
 
 
-@pytest.mark.parametrize("command", ["serve", "import", "list", "inspect", "infer"])
+@pytest.mark.parametrize("command", ["serve", "import", "list", "inspect", "infer", "conformance"])
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, "--help"]) == 0
     assert f"ekiben {command}" in capsys.readouterr().out
