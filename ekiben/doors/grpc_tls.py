@@ -94,6 +94,9 @@ class ServedContext(ssl.SSLContext):
         return self._certificates.current().wrap_bio(*arguments, **options)
 
 
+_UNCERTIFIED: Final = ("PEER_DID_NOT_RETURN_A_CERTIFICATE",)
+
+
 class _TellingObject(ssl.SSLObject):
     """One connection's TLS. A client that is refused gets the alert which says why: loops would drop it unsent."""
 
@@ -108,6 +111,8 @@ class _TellingObject(ssl.SSLObject):
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
+            if not (isinstance(error, ssl.SSLCertVerificationError) or error.reason in _UNCERTIFIED):
+                raise  # it may not be a TLS client at all, and then there would be no next step
             self._failure = error
             raise ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "the alert goes first") from None
 
