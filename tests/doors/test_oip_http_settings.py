@@ -178,9 +178,10 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_door_without_the_extensions_says_so(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
+        bare = OipHttp(bench.house.engine, Settings())
         for path in ("/v2/trace/setting", "/v2/logging"):
             for method in ("GET", "POST"):
-                status, _, body = await bench.house.send(method, path, b"{}")
+                status, _, body = await exchange(bare, method, path, [b"{}"])
                 assert (status, "does not have" in json.loads(body)["error"]) == (501, True)
 
     run(tmp_path, test)
